@@ -1,6 +1,6 @@
 //! The configuration file: flags by their long names, with lower precedence than the command line and the environment.
 
-use super::llama_server::replace_spelling;
+use super::llama_server::{replace_spelling, skip_flags};
 use super::precedence::{conflict, flag_source};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
@@ -228,7 +228,8 @@ fn add(flags: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Resul
 /// Returns the index after the name of the selected command.
 fn end_of_command(words: &[OsString], names: &[String]) -> usize {
     names.iter().fold(1, |from, name| {
-        let found = words[from.min(words.len())..].iter().position(|word| word.to_str() == Some(name));
+        let from = skip_flags(words, from).min(words.len());
+        let found = words[from..].iter().position(|word| word.to_str() == Some(name));
         found.map_or(from, |offset| from + offset + 1)
     })
 }
@@ -266,6 +267,9 @@ mod tests {
         assert_eq!(line("thunder serve"), "thunder serve --ctx-size=512 --threads=3");
         assert_eq!(line("thunder serve -t 4 -c 64"), "thunder serve -t 4 -c 64");
         assert_eq!(line("thunder --log info run hi"), "thunder --log info run --ctx-size=512 --threads=2 hi");
+        let named_like_a_command = line("thunder --config-file serve --log=info serve");
+        let expected = "thunder --config-file serve --log=info serve --ctx-size=512 --threads=3";
+        assert_eq!(named_like_a_command, expected);
     }
 
     #[test]

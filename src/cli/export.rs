@@ -53,7 +53,7 @@ pub async fn document(
             let bytes = server.send(server.request(Method::GET, &run_path(id)?)).await?.bytes().await?;
             Document::parse(&bytes).context("the server's response is not a run")
         }
-        None => from_database(id, DataConfig::try_from(data)?).await,
+        None => from_database(id, data.config()?).await,
     }
 }
 

@@ -1,7 +1,7 @@
 use super::export::run_path;
 use super::output;
 use super::printer::escape_control_characters;
-use super::run_target::{self, RunTarget, RunTargetArgs};
+use super::run_target::{self, DatabaseUse, RunTarget, RunTargetArgs};
 use super::signals::EndSignals;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -62,7 +62,7 @@ pub struct Args {
 /// Forks a run and prints the answers. `is_given` returns true for flags given on the command line.
 pub async fn fork(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let body = body(&args)?;
-    let target = match signals.run_until_signal(args.target.open(&args.mods, true, is_given)).await {
+    let target = match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Own, is_given)).await {
         Ok(opened) => opened?.0,
         Err(code) => return Ok(code),
     };
@@ -143,7 +143,7 @@ async fn start(target: &RunTarget, args: &Args, body: &Value) -> anyhow::Result<
     let mut answer: Value = answer.json().await.context("the server's response is not JSON")?;
     for run in answer["runs"].as_array_mut().context("the server's response has no runs")? {
         let id = run["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
-        let summary = run_target::ended(server, &id).await?;
+        let summary = run_target::wait_until_ended(server, &id).await?;
         if !args.json {
             let preview = escape_control_characters(summary["output_preview"].as_str().unwrap_or_default());
             output::print_line(format_args!("{id}  {preview}"))?;

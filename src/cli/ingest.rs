@@ -3,7 +3,6 @@ use super::export::server_unless_database;
 use super::output;
 use super::progress::Progress;
 use super::startup;
-use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::events::Scope;
 use crate::store::RecorderChannel;
@@ -62,7 +61,7 @@ pub async fn ingest(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Resu
         return Ok(ExitCode::SUCCESS);
     }
     let progress = Progress::new(None);
-    let store = startup::open_store(&DataConfig::try_from(args.data)?, RecorderChannel::new(), &progress).await;
+    let store = startup::open_store(&args.data.config()?, RecorderChannel::new(), &progress).await;
     progress.end();
     let store = store?;
     let mut result = Ok(ExitCode::SUCCESS);

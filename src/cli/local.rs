@@ -8,7 +8,7 @@ use super::progress::Progress;
 use super::startup;
 use crate::api::router;
 use crate::config::{Config, KeyHash, Rights, SecurityConfig};
-use crate::events::{RunId, Signal, TraceItem, system};
+use crate::events::{RunId, Signal, TraceItem, hex, system};
 use crate::mods::{ModRegistry, source_store};
 use crate::server::mods::{store_used_versions, used_files};
 use crate::server::{App, Listeners, ServerState};
@@ -32,31 +32,28 @@ pub enum RecordTarget {
 
 /// A running local engine.
 pub struct LocalEngine {
+    client: Server,
     app: App,
     serving: JoinHandle<()>,
     documents: Option<mpsc::UnboundedReceiver<Document>>,
 }
 
 impl LocalEngine {
-    /// Starts an engine and returns it with a client for it.
-    pub async fn start(
-        mut config: Config,
-        registry: ModRegistry,
-        record: RecordTarget,
-    ) -> anyhow::Result<(Self, Server)> {
+    /// Starts an engine.
+    pub async fn start(mut config: Config, registry: ModRegistry, record: RecordTarget) -> anyhow::Result<Self> {
         let key: [u8; 32] = system::random();
-        let key = key.map(|byte| format!("{byte:02x}")).concat();
+        let key = hex(&key);
         // `thunder fork` reads runs of other processes, which have other keys.
         let admin = KeyHash::new(&key).with_rights(Rights { admin: true, ..Rights::default() });
         config.server.credentials.security = SecurityConfig { keys: vec![admin], ..SecurityConfig::default() };
         config.server.listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let listeners = Listeners::bind(&config.server.listen).await?;
-        let address = listeners.addresses()[0];
+        let client = Server::new(format!("http://{}", listeners.addresses()[0]), Some(key.parse()?))?;
         let config = Arc::new(config);
         let app = App::new(Arc::clone(&config), Arc::new(registry), system::now);
         let serving = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
         let progress = Progress::new(None);
-        let mut local = Self { app: app.clone(), serving, documents: None };
+        let mut local = Self { client, app: app.clone(), serving, documents: None };
         let started = Box::pin(local.load(&config, record, &progress)).await;
         progress.end();
         if let Err(error) = started {
@@ -64,7 +61,12 @@ impl LocalEngine {
             return Err(error);
         }
         app.set_state(ServerState::Ready);
-        Ok((local, Server::new(format!("http://{address}"), Some(key.parse()?))?))
+        Ok(local)
+    }
+
+    /// Returns a client for the engine.
+    pub const fn client(&self) -> &Server {
+        &self.client
     }
 
     async fn load(&mut self, config: &Config, record: RecordTarget, progress: &Arc<Progress>) -> anyhow::Result<()> {
@@ -76,8 +78,8 @@ impl LocalEngine {
                 let load = startup::load_default(app, channel.recorder(), progress);
                 let open = async {
                     let store = startup::open_store(&config.data, channel, progress).await?;
-                    let (_, live) = store.recorder();
-                    app.set_database(store, live);
+                    store.start_recorder();
+                    app.set_database(store);
                     store_used_versions(app);
                     Ok(())
                 };
@@ -94,13 +96,13 @@ impl LocalEngine {
     }
 
     /// Returns the next finished run, if runs are recorded as documents.
-    pub async fn document(&mut self) -> Option<Document> {
+    pub async fn next_document(&mut self) -> Option<Document> {
         const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(5);
         let documents = self.documents.as_mut()?;
         tokio::time::timeout(DOCUMENT_TIMEOUT, documents.recv()).await.ok()?
     }
 
-    /// Ends the active runs and returns the runs that [`Self::document`] has not returned.
+    /// Ends the active runs and returns the runs that [`Self::next_document`] has not returned.
     pub async fn stop(&mut self) -> Vec<Document> {
         /// Maximum wait for the end of the channel after the last run.
         const END_TIMEOUT: Duration = Duration::from_millis(500);
@@ -152,7 +154,8 @@ impl LocalEngine {
         let (sender, documents) = mpsc::unbounded_channel();
         finished.into_iter().for_each(|document| drop(sender.send(document)));
         let app = App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), system::now);
-        Self { app, serving: tokio::spawn(async {}), documents: Some(documents) }
+        let client = Server::new("http://local".to_owned(), None).unwrap();
+        Self { client, app, serving: tokio::spawn(async {}), documents: Some(documents) }
     }
 }
 

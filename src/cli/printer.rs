@@ -9,26 +9,44 @@ use std::io::IsTerminal;
 /// terminal, are replaced by visible symbols. A pipe receives only the final text: if a mod may retract some of it, text
 /// is written at the end.
 pub struct Printer {
-    terminal: bool,
-    /// True if text is written only at the end of the answer.
-    hold: bool,
+    display: Display,
     text: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Display {
+    Terminal,
+    /// Text is written immediately.
+    Pipe,
+    /// Text is written at the end of the answer.
+    PipeAtEnd,
+    /// Nothing is written.
+    None,
 }
 
 impl Printer {
     /// Creates a printer to standard output. `may_retract` is true if the run has mods.
     pub fn new(may_retract: bool) -> Self {
-        let terminal = std::io::stdout().is_terminal();
-        Self { terminal, hold: may_retract && !terminal, text: String::new() }
+        let display = match (std::io::stdout().is_terminal(), may_retract) {
+            (true, _) => Display::Terminal,
+            (false, false) => Display::Pipe,
+            (false, true) => Display::PipeAtEnd,
+        };
+        Self { display, text: String::new() }
+    }
+
+    /// Creates a printer that only collects the text.
+    pub const fn silent() -> Self {
+        Self { display: Display::None, text: String::new() }
     }
 
     /// Appends text to the answer.
     pub fn append(&mut self, text: &str) -> std::io::Result<()> {
         self.text.push_str(text);
-        if self.hold {
-            return Ok(());
+        match self.display {
+            Display::Terminal | Display::Pipe => self.write(text),
+            Display::PipeAtEnd | Display::None => Ok(()),
         }
-        self.write(text)
     }
 
     /// Retracts the last `chars` characters.
@@ -36,7 +54,7 @@ impl Printer {
         let Some(before_last) = chars.checked_sub(1) else { return Ok(()) };
         let keep = self.text.char_indices().rev().nth(before_last).map_or(0, |(at, _)| at);
         let retracted = self.text.split_off(keep);
-        if self.terminal {
+        if self.display == Display::Terminal {
             // The retracted text stays on the screen and is repeated dim and struck through.
             let last_line = self.text.rsplit('\n').next().unwrap_or_default().to_owned();
             output::print(format!(
@@ -50,19 +68,26 @@ impl Printer {
 
     /// Ends the answer.
     pub fn end(&mut self) -> std::io::Result<()> {
-        if self.hold {
-            let text = std::mem::take(&mut self.text);
-            self.write(&text)?;
-            self.text = text;
+        if self.display == Display::None {
+            return Ok(());
         }
-        if !self.text.ends_with('\n') {
-            output::print("\n")?;
+        if self.display == Display::PipeAtEnd {
+            output::print(&self.text)?;
         }
-        Ok(())
+        if self.text.ends_with('\n') { Ok(()) } else { output::print("\n") }
+    }
+
+    /// Returns the answer without retracted text.
+    pub fn into_text(self) -> String {
+        self.text
     }
 
     fn write(&self, text: &str) -> std::io::Result<()> {
-        if self.terminal { output::print(escape_control_characters(text)) } else { output::print(text) }
+        if self.display == Display::Terminal {
+            output::print(escape_control_characters(text))
+        } else {
+            output::print(text)
+        }
     }
 }
 
@@ -80,7 +105,7 @@ pub fn escape_control_characters(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Printer, escape_control_characters};
+    use super::{Display, Printer, escape_control_characters};
 
     #[test]
     fn text_cannot_change_the_terminal() {
@@ -89,7 +114,7 @@ mod tests {
 
     #[test]
     fn retracted_text_is_removed() {
-        let mut printer = Printer { terminal: false, hold: true, text: "grün is".into() };
+        let mut printer = Printer { display: Display::PipeAtEnd, text: "grün is".into() };
         printer.retract(4).unwrap();
         assert_eq!(printer.text, "grü");
         printer.retract(99).unwrap();

@@ -1,5 +1,5 @@
 use super::output;
-use super::run_target::{self, RunTarget, RunTargetArgs};
+use super::run_target::{self, DatabaseUse, ReplayAddress, RunTarget, RunTargetArgs};
 use super::signals::EndSignals;
 use crate::trace::difference::{self, Difference, DifferenceKind};
 use crate::trace::document::Document;
@@ -38,7 +38,7 @@ pub struct Args {
 struct Outcome {
     new_run: String,
     events: usize,
-    replay: Option<String>,
+    replay: Option<ReplayAddress>,
     difference: Option<Difference>,
 }
 
@@ -86,7 +86,7 @@ async fn verify(
     if let Some(name) = args.mods.iter().find(|name| !run_target::is_file(name)) {
         bail!("--mod takes a Python file here, got '{name}'; mods that the server knows need no flag");
     }
-    let mut target = match signals.run_until_signal(args.target.open(&args.mods, false, is_given)).await {
+    let mut target = match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Shared, is_given)).await {
         Ok(opened) => opened?.0,
         Err(code) => return Ok(Err(code)),
     };
@@ -102,7 +102,7 @@ async fn rerun(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
         let bytes = std::fs::read(&args.run).with_context(|| format!("cannot read {}", args.run))?;
         (Document::parse(&bytes).with_context(|| args.run.clone())?, Value::Null)
     } else {
-        run_target::finished(target.archive(), &args.run).await?
+        run_target::fetch_finished(target.archive(), &args.run).await?
     };
     let first = recorded.events.first().and_then(|event| event.measured.as_ref());
     let prompt = first.and_then(|measured| measured.prompt.as_ref());
@@ -113,7 +113,7 @@ async fn rerun(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
     let answer = server.send(server.request(Method::POST, "/api/v1/reruns").json(&body)).await?;
     let answer: Value = answer.json().await.context("the server's response is not JSON")?;
     let new_run = answer["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
-    let now = target.document(&new_run).await?;
+    let now = target.finished_document(&new_run).await?;
     // A run that was cancelled or interrupted has no finish reason to compare with.
     let is_complete = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
     let difference =

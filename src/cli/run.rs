@@ -1,10 +1,13 @@
 use super::client::{Server, error_message};
 use super::events::Events;
+use super::output;
 use super::printer::Printer;
-use super::run_target::RunTargetArgs;
+use super::run_target::{DatabaseUse, ReplayAddress, RunTargetArgs};
 use super::signals::EndSignals;
+use crate::events::RunId;
 use anyhow::{Context, bail};
 use reqwest::Method;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -14,6 +17,9 @@ use std::process::ExitCode;
 /// --model-url, --data-dir, --database-url or a mod given as a file it always runs in this process. The run is then
 /// recorded in the database that the flags select. If that is the default database and a running server uses it, the run
 /// is sent to that server.
+///
+/// With --json, prints the finished run as one JSON object instead of the text: its `run_id`, `text`, `finish_reason`,
+/// `usage` and the address of its replay, `replay`, which is null if the run was not recorded.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Prompt; - reads it from standard input
@@ -48,25 +54,49 @@ pub struct Args {
     /// No attention capture
     #[arg(long)]
     no_attention: bool,
+    /// Result as JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     target: RunTargetArgs,
 }
 
-/// The metadata of a complete answer.
+/// An answer with its metadata.
 #[derive(Default)]
 struct Outcome {
     run_id: Option<String>,
+    text: String,
     finish_reason: Option<String>,
+    usage: Option<Usage>,
     timings: Value,
+}
+
+/// Token counts of a run, in OpenAI's format.
+#[derive(Clone, Copy, Deserialize, Serialize)]
+struct Usage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+}
+
+/// A finished run, for `--json`.
+#[derive(Serialize)]
+struct RunOutput {
+    run_id: Option<String>,
+    text: String,
+    finish_reason: Option<String>,
+    usage: Option<Usage>,
+    replay: Option<String>,
 }
 
 /// Runs the prompt. `is_given` returns true for flags given on the command line.
 pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let attention = !args.no_attention && args.target.engine.captures_attention();
-    let (mut target, names) = match signals.run_until_signal(args.target.open(&args.mods, false, is_given)).await {
-        Ok(opened) => opened?,
-        Err(code) => return Ok(code),
-    };
+    let (mut target, names) =
+        match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Shared, is_given)).await {
+            Ok(opened) => opened?,
+            Err(code) => return Ok(code),
+        };
     let finished = signals
         .run_until_signal(async {
             let (attention, mut outcome) = (attention && target.can_record_attention(), Outcome::default());
@@ -80,12 +110,21 @@ pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSi
         (Err(code), _) | (_, Err(code)) => Ok(code),
         (Ok((streamed, outcome, replay)), Ok(())) => {
             streamed?;
-            Ok(report(&outcome, args.max_tokens, replay?))
+            let replay = replay?;
+            if args.json {
+                let Outcome { run_id, text, finish_reason, usage, .. } = outcome;
+                let replay = replay.map(|replay| replay.url);
+                let run = RunOutput { run_id, text, finish_reason, usage, replay };
+                output::print_line(serde_json::to_string(&run)?)?;
+            } else {
+                report(&outcome, args.max_tokens, replay);
+            }
+            Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-fn report(outcome: &Outcome, max_tokens: u32, replay: Option<String>) -> ExitCode {
+fn report(outcome: &Outcome, max_tokens: u32, replay: Option<ReplayAddress>) {
     let timings = &outcome.timings;
     if let (Some(count), Some(speed)) = (timings["predicted_n"].as_u64(), timings["predicted_per_second"].as_f64()) {
         let reason = outcome.finish_reason.as_deref().unwrap_or("?");
@@ -103,7 +142,6 @@ fn report(outcome: &Outcome, max_tokens: u32, replay: Option<String>) -> ExitCod
         Some(replay) => eprintln!("replay: {replay}"),
         None => eprintln!("the run was not recorded"),
     }
-    ExitCode::SUCCESS
 }
 
 async fn stream(
@@ -115,13 +153,15 @@ async fn stream(
 ) -> anyhow::Result<()> {
     let (path, body) = request(args, mods, attention).await?;
     let response = server.send(server.request(Method::POST, path).json(&body)).await?;
-    let mut printer = Printer::new(!mods.is_empty());
-    outcome.run_id = response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+    let mut printer = if args.json { Printer::silent() } else { Printer::new(!mods.is_empty()) };
+    outcome.run_id = response.headers().get(RunId::HEADER).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut events = Events::new(response);
     while let Some(chunk) = events.next().await? {
         apply_chunk(&chunk, &mut printer, outcome)?;
     }
-    Ok(printer.end()?)
+    printer.end()?;
+    outcome.text = printer.into_text();
+    Ok(())
 }
 
 async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'static str, Value)> {
@@ -134,6 +174,7 @@ async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Resul
     };
     let mut body = json!({
         "stream": true,
+        "stream_options": { "include_usage": true },
         "mods": mods,
         "seed": args.seed,
         "max_tokens": args.max_tokens,
@@ -179,6 +220,7 @@ fn apply_chunk(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> a
     if let Some(reason) = choice["finish_reason"].as_str() {
         outcome.finish_reason = Some(reason.to_owned());
     }
+    outcome.usage = Usage::deserialize(&chunk["usage"]).ok().or(outcome.usage);
     if chunk["timings"].is_object() {
         outcome.timings = chunk["timings"].clone();
     }

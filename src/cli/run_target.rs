@@ -6,12 +6,13 @@ use super::export::run_path;
 use super::local::{LocalEngine, RecordTarget};
 use super::startup;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::config::{Config, DEFAULT_ADDRESS, ModsConfig};
+use crate::config::{Config, DEFAULT_ADDRESS};
 use crate::mods::ModRegistry;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::Value;
+use std::fmt::{Display, Formatter};
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,12 +30,11 @@ pub struct RunTargetArgs {
 impl RunTargetArgs {
     /// Returns the engine and the names under which it has the mods. Uses the named server, else a running server, else an
     /// engine in this process. A mod given as a file, or a flag for the model or the database, always selects this process.
-    /// With `reads_runs`, the engine reads recorded runs, and so opens its database even if that is the default one and a
-    /// server runs. `is_given` returns true for flags given on the command line.
+    /// `is_given` returns true for flags given on the command line.
     pub async fn open(
         &self,
         mods: &[String],
-        reads_runs: bool,
+        database: DatabaseUse,
         is_given: impl Fn(&str) -> bool,
     ) -> anyhow::Result<(RunTarget, Vec<String>)> {
         const LOCAL_FLAGS: [&str; 5] = ["model", "hf_repo", "model_url", "data_dir", "database_url"];
@@ -44,10 +44,10 @@ impl RunTargetArgs {
         let file = mods.iter().find(|name| is_file(name)).map(|file| format!("--mod {file}"));
         let local_flag = file.or_else(|| find_given(&LOCAL_FLAGS, &is_given));
         if let Some(server) = self.server.find_unless(local_flag, &is_given).await? {
-            return Ok((RunTarget::on(server), mods.to_vec()));
+            return Ok((RunTarget::Server(server), mods.to_vec()));
         }
         let registry = ModRegistry::with_builtin();
-        let config = ModsConfig::try_from(self.engine.mods.clone())?;
+        let config = self.engine.mods.clone().config()?;
         let mut names = Vec::new();
         for name in mods {
             if is_file(name) {
@@ -56,11 +56,28 @@ impl RunTargetArgs {
                 names.push(name.clone());
             }
         }
-        let own_database = reads_runs || is_given("data_dir") || is_given("database_url");
-        let started =
-            RunTarget::in_process(self.engine.clone(), self.data.clone(), &self.server, registry, own_database);
-        let target = Box::pin(started).await?;
-        Ok((target, names))
+        let is_selected = is_given("data_dir") || is_given("database_url");
+        let database = if is_selected { DatabaseUse::Own } else { database };
+        Ok((Box::pin(self.start(registry, database)).await?, names))
+    }
+
+    /// Starts an engine in this process.
+    async fn start(&self, registry: ModRegistry, database: DatabaseUse) -> anyhow::Result<RunTarget> {
+        // One user needs one slot, so its context can be as large as the model's.
+        let mut flags = EngineFlags { parallel: Some(1), ..self.engine.clone() };
+        super::hub::set_model(&mut flags).await?;
+        let config = Config::new(flags, self.data.clone(), &ServerFlags::default())?;
+        let recording_server = match database {
+            DatabaseUse::Shared if config.data.database_url.is_none() => self.server.on_default_address().await,
+            DatabaseUse::Own | DatabaseUse::Shared => None,
+        };
+        Ok(match recording_server {
+            None => RunTarget::LocalDatabase(LocalEngine::start(config, registry, RecordTarget::Database).await?),
+            Some(recording_server) => {
+                let engine = LocalEngine::start(config, registry, RecordTarget::Document).await?;
+                RunTarget::LocalForServer { engine, recording_server, last_run: None }
+            }
+        })
     }
 }
 
@@ -69,145 +86,164 @@ pub fn is_file(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "py") || name.contains(std::path::MAIN_SEPARATOR)
 }
 
+/// The use of the default database by an engine in this process.
+#[derive(Debug, Clone, Copy)]
+pub enum DatabaseUse {
+    /// Opens it, also while a server runs, for commands that read recorded runs.
+    Own,
+    /// Leaves it to a running server, which receives the finished runs.
+    Shared,
+}
+
 /// The engine that runs a command's requests.
-pub struct RunTarget {
-    server: Server,
-    local: Option<LocalEngine>,
-    /// The server that uses the database of a local engine.
-    owner: Option<Server>,
-    /// The last run of a local engine without a database.
-    last_run: Option<Document>,
+pub enum RunTarget {
+    /// A running server.
+    Server(Server),
+    /// An engine in this process that records in a database.
+    LocalDatabase(LocalEngine),
+    /// An engine in this process whose finished runs are sent to the server that uses the database.
+    LocalForServer {
+        engine: LocalEngine,
+        recording_server: Server,
+        /// The run that [`RunTarget::finished_document`] has returned and [`RunTarget::record`] has not sent yet.
+        last_run: Option<Box<Document>>,
+    },
+}
+
+/// The address of a recorded run's replay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplayAddress {
+    /// The address.
+    pub url: String,
+    /// True if no server runs yet at the address.
+    needs_server: bool,
+}
+
+impl Display for ReplayAddress {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.url)?;
+        if self.needs_server { f.write_str(" (while `thunder serve` runs)") } else { Ok(()) }
+    }
 }
 
 impl RunTarget {
-    /// Returns the target of a running server.
-    fn on(server: Server) -> Self {
-        Self { server, local: None, owner: None, last_run: None }
-    }
-
-    /// Starts an engine in this process. Runs are recorded in its database. If that is the default database and a running
-    /// server uses it, runs are sent to that server, unless `own_database` is set.
-    async fn in_process(
-        mut engine: EngineFlags,
-        data: DataFlags,
-        server: &ServerArgs,
-        registry: ModRegistry,
-        own_database: bool,
-    ) -> anyhow::Result<Self> {
-        // One user needs one slot, so its context can be as large as the model's.
-        engine.parallel = Some(1);
-        super::hub::set_model(&mut engine).await?;
-        let config = Config::new(engine, data, &ServerFlags::default())?;
-        let owner =
-            if own_database || config.data.database_url.is_some() { None } else { server.on_default_address().await };
-        let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };
-        let (local, server) = Box::pin(LocalEngine::start(config, registry, record)).await?;
-        Ok(Self { server, local: Some(local), owner, last_run: None })
-    }
-
     /// Returns the server of the engine.
-    pub fn server(&self) -> &Server {
-        &self.server
+    pub const fn server(&self) -> &Server {
+        match self {
+            Self::Server(server) => server,
+            Self::LocalDatabase(engine) | Self::LocalForServer { engine, .. } => engine.client(),
+        }
+    }
+
+    /// Returns the server with the recorded runs.
+    pub const fn archive(&self) -> &Server {
+        match self {
+            Self::LocalForServer { recording_server, .. } => recording_server,
+            Self::Server(_) | Self::LocalDatabase(_) => self.server(),
+        }
     }
 
     /// Returns true if captured attention can be recorded. Attention cannot be sent to another server.
-    pub fn can_record_attention(&self) -> bool {
-        self.owner.is_none()
+    pub const fn can_record_attention(&self) -> bool {
+        !matches!(self, Self::LocalForServer { .. })
     }
 
     /// Returns the address of a recorded run's replay.
-    pub fn replay(&self, run_id: &str) -> String {
-        match self.local {
-            Some(_) if self.owner.is_none() => {
-                format!("http://{DEFAULT_ADDRESS}/runs/{run_id} (while `thunder serve` runs)")
-            }
-            _ => self.archive().replay(run_id),
-        }
+    pub fn replay(&self, run_id: &str) -> ReplayAddress {
+        let needs_server = matches!(self, Self::LocalDatabase(_));
+        let url = if needs_server {
+            format!("http://{DEFAULT_ADDRESS}/runs/{run_id}")
+        } else {
+            self.archive().replay(run_id)
+        };
+        ReplayAddress { url, needs_server }
     }
 
     /// Returns the address of an ended run's replay, or `None` if the run was not recorded. Sends the run to the server
     /// that uses the database, if there is one.
-    pub async fn record(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
+    pub async fn record(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<ReplayAddress>> {
         let Some(run_id) = run_id else { return Ok(None) };
-        if let (Some(owner), Some(local)) = (&self.owner, &mut self.local) {
-            let last_run = self.last_run.take().filter(|document| document.request.request_id == run_id);
-            let document = if last_run.is_some() { last_run } else { ended_run(owner, local, run_id).await? };
+        if let Self::LocalForServer { engine, recording_server, last_run } = self {
+            let document = match last_run.take_if(|document| document.request.request_id == run_id) {
+                Some(document) => Some(*document),
+                None => next_run(engine, recording_server, run_id).await?,
+            };
             let Some(document) = document else { return Ok(None) };
-            send(owner, local, &document).await?;
+            send(engine, recording_server, &document).await?;
         }
         Ok(Some(self.replay(run_id)))
     }
 
-    /// Returns the server with the recorded runs.
-    pub fn archive(&self) -> &Server {
-        self.owner.as_ref().unwrap_or(&self.server)
-    }
-
     /// Returns the recording of a run that has finished on this engine.
-    pub async fn document(&mut self, run_id: &str) -> anyhow::Result<Document> {
-        if let (Some(owner), Some(local)) = (&self.owner, &mut self.local) {
-            let document = ended_run(owner, local, run_id).await?.context("the run was not recorded")?;
-            // For `RunTarget::record`.
-            self.last_run = Some(document.clone());
-            return Ok(document);
+    pub async fn finished_document(&mut self, run_id: &str) -> anyhow::Result<Document> {
+        if let Self::LocalForServer { engine, recording_server, last_run } = self {
+            let document = next_run(engine, recording_server, run_id).await?.context("the run was not recorded")?;
+            return Ok(*last_run.insert(Box::new(document)).clone());
         }
-        finished(&self.server, run_id).await.map(|(document, _)| document)
+        fetch_finished(self.server(), run_id).await.map(|(document, _)| document)
     }
 
     /// Stops the engine if it is in this process.
     pub async fn close(self) {
-        let Some(mut local) = self.local else { return };
-        if let Some(owner) = &self.owner {
-            for document in local.stop().await {
-                if let Err(error) = send(owner, &local, &document).await {
-                    tracing::warn!("{error:#}");
+        match self {
+            Self::Server(_) => {}
+            Self::LocalDatabase(engine) => engine.finish().await,
+            Self::LocalForServer { mut engine, recording_server, .. } => {
+                for document in engine.stop().await {
+                    if let Err(error) = send(&engine, &recording_server, &document).await {
+                        tracing::warn!("{error:#}");
+                    }
                 }
+                engine.finish().await;
             }
         }
-        local.finish().await;
     }
 }
 
 /// Returns a run of a local engine that has ended. Sends the runs that ended before, whose answers were stopped or failed.
-async fn ended_run(owner: &Server, local: &mut LocalEngine, run_id: &str) -> anyhow::Result<Option<Document>> {
-    while let Some(document) = local.document().await {
+async fn next_run(
+    engine: &mut LocalEngine,
+    recording_server: &Server,
+    run_id: &str,
+) -> anyhow::Result<Option<Document>> {
+    while let Some(document) = engine.next_document().await {
         if document.request.request_id == run_id {
             return Ok(Some(document));
         }
-        send(owner, local, &document).await?;
+        send(engine, recording_server, &document).await?;
     }
     Ok(None)
 }
 
 /// Sends a run of a local engine to the server that uses the database.
-async fn send(owner: &Server, local: &LocalEngine, document: &Document) -> anyhow::Result<()> {
-    let sources = local.publish_sources(document);
-    let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
+async fn send(engine: &LocalEngine, recording_server: &Server, document: &Document) -> anyhow::Result<()> {
+    let sources = engine.publish_sources(document);
+    let request = recording_server.request(Method::POST, "/ingest").header("content-type", "application/json");
     let request = request.header("x-thunder-surface", "cli");
-    let sent = owner.send(request.body(document.write())).await;
-    let has_unread_sources = local.remove_sources(&sources);
-    sent.with_context(|| format!("the run has finished, but the server at {} did not record it", owner.base()))?;
+    let sent = recording_server.send(request.body(document.write())).await;
+    let has_unread_sources = engine.remove_sources(&sources);
+    let base = recording_server.base();
+    sent.with_context(|| format!("the run has finished, but the server at {base} did not record it"))?;
     if has_unread_sources {
         tracing::warn!(
-            "the server at {} uses another data directory and lacks the source of the mods: `thunder replay --verify` \
-             needs them as --mod",
-            owner.base()
+            "the server at {base} uses another data directory and lacks the source of the mods: `thunder replay --verify` \
+             needs them as --mod"
         );
     }
     Ok(())
 }
 
 /// Fetches a run that has finished or is about to finish, with the server's summary of it.
-pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
+pub async fn fetch_finished(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
     const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
-    let ended = tokio::time::timeout(FINISH_TIMEOUT, ended(server, run_id)).await;
+    let ended = tokio::time::timeout(FINISH_TIMEOUT, wait_until_ended(server, run_id)).await;
     let summary = ended.unwrap_or_else(|_| bail!("run {run_id} has not ended, or its end is not stored yet"))?;
     let bytes = server.send(server.request(Method::GET, &run_path(run_id)?)).await?.bytes().await?;
     Ok((Document::parse(&bytes).context("the server's response is not a run")?, summary))
 }
 
 /// Waits until a run has ended, and returns the server's summary of it.
-pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<Value> {
+pub async fn wait_until_ended(server: &Server, run_id: &str) -> anyhow::Result<Value> {
     // No run has this event, so the stream has only the end.
     let path = format!("{}/events?from={}", run_path(run_id)?, i32::MAX);
     let request = server.request(Method::GET, &path).header("accept", "text/event-stream");
@@ -260,15 +296,15 @@ mod tests {
 
     #[tokio::test]
     async fn stopped_and_failed_runs_are_recorded_without_replacing_the_next_one() {
-        let (owner, recorded) = recording_server().await;
-        let local = local_engine(&["stopped", "first", "failed", "second", "last"]);
-        let mut target =
-            RunTarget { server: owner.clone(), local: Some(local), owner: Some(owner.clone()), last_run: None };
+        let (server, recorded) = recording_server().await;
+        let engine = local_engine(&["stopped", "first", "failed", "second", "last"]);
+        let mut target = RunTarget::LocalForServer { engine, recording_server: server.clone(), last_run: None };
+        let replay = |id| Some(ReplayAddress { url: server.replay(id), needs_server: false });
         assert_eq!(target.record(None).await.unwrap(), None);
-        assert_eq!(target.record(Some("first")).await.unwrap(), Some(owner.replay("first")));
+        assert_eq!(target.record(Some("first")).await.unwrap(), replay("first"));
         assert_eq!(*recorded.lock().unwrap(), ["stopped", "first"]);
-        assert_eq!(target.document("second").await.unwrap().request.request_id, "second");
-        assert_eq!(target.record(Some("second")).await.unwrap(), Some(owner.replay("second")));
+        assert_eq!(target.finished_document("second").await.unwrap().request.request_id, "second");
+        assert_eq!(target.record(Some("second")).await.unwrap(), replay("second"));
         target.close().await;
         assert_eq!(*recorded.lock().unwrap(), ["stopped", "first", "failed", "second", "last"]);
     }
@@ -286,19 +322,20 @@ mod tests {
         let server = Server::new(format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
         let router = Router::new().route("/api/v1/runs/x/events", get(events));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        assert_eq!(ended(&server, "x").await.unwrap()["status"], "done");
-        assert!(ended(&server, "unknown").await.is_err());
+        assert_eq!(wait_until_ended(&server, "x").await.unwrap()["status"], "done");
+        assert!(wait_until_ended(&server, "unknown").await.is_err());
     }
 
     #[tokio::test]
     async fn replay_address_is_that_of_the_server_with_the_run() {
         let server = Server::new("http://server".to_owned(), None).unwrap();
-        let replay = |local, owner| RunTarget { server: server.clone(), local, owner, last_run: None }.replay("id");
-        assert_eq!(replay(None, None), "http://server/runs/id");
-        let owner = Server::new("http://owner".to_owned(), None).unwrap();
-        assert_eq!(replay(Some(local_engine(&[])), Some(owner)), "http://owner/runs/id");
+        let replay = |target: RunTarget| target.replay("id").to_string();
+        assert_eq!(replay(RunTarget::Server(server.clone())), "http://server/runs/id");
+        let engine = local_engine(&[]);
+        let for_server = RunTarget::LocalForServer { engine, recording_server: server, last_run: None };
+        assert_eq!(replay(for_server), "http://server/runs/id");
         let expected = format!("http://{DEFAULT_ADDRESS}/runs/id (while `thunder serve` runs)");
-        assert_eq!(replay(Some(local_engine(&[])), None), expected);
+        assert_eq!(replay(RunTarget::LocalDatabase(local_engine(&[]))), expected);
     }
 
     #[tokio::test]

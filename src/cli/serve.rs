@@ -3,8 +3,7 @@ use super::progress::Progress;
 use super::signals::{self, EndSignals};
 use super::startup;
 use crate::api::{router, sleep_when_idle};
-use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::config::llama_server::LogFlags;
+use crate::config::flags::{DataFlags, EngineFlags, LogFlags, ServerFlags};
 use crate::config::{Config, Credentials};
 use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
@@ -164,9 +163,9 @@ async fn start_store(
     let config = app.config();
     let store = async {
         let store = startup::open_store(&config.data, channel, progress).await?;
-        let (_, live) = store.recorder();
+        store.start_recorder();
         // At once, so that the store is closed if the start fails or is cancelled.
-        app.set_database(store.clone(), live);
+        app.set_database(store.clone());
         anyhow::Ok(store)
     };
     let folder = startup::register_mods(app.registry(), config, progress);

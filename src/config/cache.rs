@@ -81,14 +81,14 @@ pub struct CacheFlags {
     #[arg(long, env = "THUNDER_SESSION_MEMORY", value_name = "SIZE", default_value = "4G")]
     pub session_memory: Size,
     /// Policy for a full context: end the answer (stop), drop the oldest tokens (shift) or drop whole messages (evict);
-    /// requests can override it
+    /// requests can override it; default: stop
     #[arg(long, env = "THUNDER_CONTEXT_POLICY", value_name = "POLICY", value_enum)]
     pub context_policy: Option<ContextPolicy>,
     /// Same as --context-policy shift [also: --no-context-shift]
     #[arg(long, env = "THUNDER_CONTEXT_SHIFT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true, conflicts_with = "context_policy")]
     pub context_shift: Option<OnOff>,
-    /// Reuse of prompt tokens that are in a slot's KV cache; requests can override it [also: --no-cache-prompt]
+    /// Reuse of prompt tokens that are in a slot's KV cache; requests can override it; default: on [also: --no-cache-prompt]
     #[arg(long, env = "THUNDER_CACHE_PROMPT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true)]
     pub cache_prompt: Option<OnOff>,

@@ -92,9 +92,12 @@ impl EngineConfig {
     }
 }
 
-impl TryFrom<EngineFlags> for EngineConfig {
-    type Error = ConfigError;
-    fn try_from(flags: EngineFlags) -> Result<Self, ConfigError> {
+impl EngineFlags {
+    /// Validates the flags and fills in the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the invalid flag.
+    pub fn config(self) -> Result<EngineConfig, ConfigError> {
         let check_range = |flag, value: u32, min: u32, max: u32, range| {
             if (min..=max).contains(&value) {
                 Ok(value)
@@ -102,51 +105,51 @@ impl TryFrom<EngineFlags> for EngineConfig {
                 Err(ConfigError::Range { flag, range, value: value.into() })
             }
         };
-        if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
+        if let Some(path) = self.model.as_ref().filter(|path| !path.is_file()) {
             return Err(ConfigError::NoModel { path: path.display().to_string() });
         }
         // As in llama-server, -1 slots means automatic, and a context of 0 the model's.
-        let requested = flags.parallel.and_then(|slots| u32::try_from(slots).ok());
-        let ctx_size = flags.ctx_size.filter(|&size| size > 0);
+        let requested = self.parallel.and_then(|slots| u32::try_from(slots).ok());
+        let ctx_size = self.ctx_size.filter(|&size| size > 0);
         let parallel = match requested {
             Some(slots) => check_range("--parallel", slots, 1, 256, "between 1 and 256")?,
             None => ctx_size.map_or(DEFAULT_SLOTS, |size| (DEFAULT_CELLS / size).clamp(1, DEFAULT_SLOTS)),
         };
-        let ctx_is_shared = requested.is_some() && flags.cache.kv_unified != Some(OnOff::On);
+        let ctx_is_shared = requested.is_some() && self.cache.kv_unified != Some(OnOff::On);
         if let Some(size) = ctx_size {
             let slots = if ctx_is_shared { parallel } else { 1 };
             check_range("--ctx-size", size / slots, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
         }
         let positive = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
-        let threads = positive(flags.threads).unwrap_or_else(defaults::threads);
-        let batch_size = check_range("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
-        let ubatch_size = check_range("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
-        let attention = attention(flags.attention.unwrap_or_default(), flags.flash_attn.unwrap_or_default())?;
-        Ok(Self {
-            model: flags.model,
-            alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
-            tags: flags.tags.iter().map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect(),
+        let threads = positive(self.threads).unwrap_or_else(defaults::threads);
+        let batch_size = check_range("--batch-size", self.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
+        let ubatch_size = check_range("--ubatch-size", self.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
+        let attention = attention(self.attention.unwrap_or_default(), self.flash_attn.unwrap_or_default())?;
+        Ok(EngineConfig {
+            model: self.model,
+            alias: self.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
+            tags: self.tags.iter().map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect(),
             ctx_size,
             ctx_is_shared,
             parallel,
             threads,
-            threads_batch: positive(flags.threads_batch).unwrap_or(threads),
+            threads_batch: positive(self.threads_batch).unwrap_or(threads),
             batch_size,
             ubatch_size: ubatch_size.min(batch_size),
-            gpu: flags.gpu.try_into()?,
-            no_mmap: flags.no_mmap || matches!(flags.tuning.load_mode, Some(LoadMode::None | LoadMode::Mlock)),
-            mlock: flags.mlock || matches!(flags.tuning.load_mode, Some(LoadMode::Mlock | LoadMode::MmapMlock)),
+            gpu: self.gpu.config()?,
+            no_mmap: self.no_mmap || matches!(self.tuning.load_mode, Some(LoadMode::None | LoadMode::Mlock)),
+            mlock: self.mlock || matches!(self.tuning.load_mode, Some(LoadMode::Mlock | LoadMode::MmapMlock)),
             attention,
-            flash_attention: flags.flash_attn == Some(OnOffAuto::On),
-            chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
-            adapters: flags.adapters.config()?,
-            control: flags.control.config()?,
-            images: flags.images.config()?,
-            cache: flags.cache.config(attention == OnOffAuto::On)?,
-            speculation: flags.speculation.config()?,
-            tuning: flags.tuning,
-            encoder: flags.encoder,
-            mods: flags.mods.try_into()?,
+            flash_attention: self.flash_attn == Some(OnOffAuto::On),
+            chat_template: chat_template(self.chat_template, self.chat_template_file)?,
+            adapters: self.adapters.config()?,
+            control: self.control.config()?,
+            images: self.images.config()?,
+            cache: self.cache.config(attention == OnOffAuto::On)?,
+            speculation: self.speculation.config()?,
+            tuning: self.tuning,
+            encoder: self.encoder,
+            mods: self.mods.config()?,
         })
     }
 }

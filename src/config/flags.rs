@@ -3,11 +3,12 @@
 use super::cache::CacheFlags;
 use super::gpu::GpuFlags;
 use super::hub::HubFlags;
-use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
+use super::request_defaults::RequestFlags;
+use super::routes::RouteFlags;
 use super::vertex::VertexFlags;
 use super::{
-    AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, ImageFlags, KeyHash, LimitFlags, ModFlags, Rights,
-    SecurityConfig, Size, SpeculationFlags, TlsFlags, TuningFlags,
+    AdapterFlags, ClusterFlags, ConfigError, ControlFlags, EncoderFlags, ImageFlags, LimitFlags, ModFlags,
+    ModelsConfig, Size, SpeculationFlags, TlsFlags, TuningFlags,
 };
 use clap::Args;
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use super::flag_values::{OnOff, OnOffAuto, Secret};
+pub use super::log::LogFlags;
 
 /// The model and its settings.
 #[derive(Debug, Clone, Default, Args)]
@@ -142,6 +144,12 @@ pub struct ServerFlags {
     /// Port to listen on together with --host, instead of --listen; same as llama-server's flag
     #[arg(long, env = "THUNDER_PORT", value_name = "PORT")]
     pub port: Option<u16>,
+    /// Path prefix of all APIs, sockets and the dashboard, e.g. `/llm`
+    #[arg(long, env = "THUNDER_API_PREFIX", value_name = "PATH")]
+    pub api_prefix: Option<String>,
+    /// APIs without the dashboard
+    #[arg(long, alias = "no-webui", env = "THUNDER_NO_UI", value_parser = clap::builder::FalseyValueParser::new())]
+    pub no_ui: bool,
     /// API key that clients send as "Authorization: Bearer KEY", "X-Api-Key: KEY" or "X-User-Api-Key: KEY"; repeatable
     #[arg(
         long = "api-key",
@@ -240,6 +248,15 @@ pub struct ServerFlags {
     /// Maximum size of a request body, e.g. 256M
     #[arg(long, env = "THUNDER_MAX_BODY", value_name = "SIZE", default_value = "256M")]
     pub max_body: Size,
+    /// Seconds of silence after which a stream sends a comment line to keep proxies from closing it; -1 for never
+    #[arg(
+        long,
+        env = "THUNDER_SSE_PING_INTERVAL",
+        value_name = "SECONDS",
+        default_value_t = 30,
+        allow_negative_numbers = true
+    )]
+    pub sse_ping_interval: i64,
     /// Seconds that runs may continue after the server received a stop signal
     #[arg(long, env = "THUNDER_SHUTDOWN_GRACE", value_name = "SECONDS", default_value_t = 10)]
     pub shutdown_grace: u64,
@@ -273,7 +290,7 @@ impl EngineFlags {
 
 impl ServerFlags {
     /// Returns the addresses to listen on.
-    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, super::ConfigError> {
+    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, ConfigError> {
         use std::net::ToSocketAddrs;
         let mut addresses = self.listen.clone();
         let port = self.vertex.port().or(self.port);
@@ -282,9 +299,9 @@ impl ServerFlags {
             for host in self.host.as_deref().unwrap_or("127.0.0.1").split(',').map(str::trim) {
                 let found = (host, port)
                     .to_socket_addrs()
-                    .map_err(|source| super::ConfigError::Host { host: host.to_owned(), source })?
+                    .map_err(|source| ConfigError::Host { host: host.to_owned(), source })?
                     .next()
-                    .ok_or_else(|| super::ConfigError::NoAddress { host: host.to_owned() })?;
+                    .ok_or_else(|| ConfigError::NoAddress { host: host.to_owned() })?;
                 addresses.push(found);
             }
         }
@@ -296,17 +313,37 @@ impl ServerFlags {
         Ok(addresses)
     }
 
+    /// Returns the prefix of every path; empty for none.
+    pub(super) fn prefix(&self) -> Result<String, ConfigError> {
+        let path = self.api_prefix.as_deref().unwrap_or_default();
+        let prefix = path.trim_end_matches('/');
+        let is_plain = |part: &str| {
+            let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+            !part.is_empty() && part.bytes().all(is_known) && !part.bytes().all(|byte| byte == b'.')
+        };
+        match prefix.strip_prefix('/') {
+            None if prefix.is_empty() => Ok(String::new()),
+            Some(parts) if parts.split('/').all(is_plain) => Ok(prefix.to_owned()),
+            _ => Err(ConfigError::Prefix { prefix: path.to_owned() }),
+        }
+    }
+
+    /// Returns the silence after which a stream sends a comment line; `None` for never.
+    pub(super) fn sse_ping_interval(&self) -> Option<Duration> {
+        u64::try_from(self.sse_ping_interval).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs)
+    }
+
     /// Returns true if the default model answers requests that name an unknown model.
     pub(super) fn accepts_any_model_name(&self) -> bool {
         self.any_model_name || (self.models_dir.is_none() && !self.strict_model_names)
     }
 
     /// Returns the settings for models besides the default one.
-    pub(super) fn models(&self) -> Result<super::ModelsConfig, super::ConfigError> {
+    pub(super) fn models(&self) -> Result<ModelsConfig, ConfigError> {
         if let Some(path) = self.models_dir.as_ref().filter(|path| !path.is_dir()) {
-            return Err(super::ConfigError::NoModelsDir { path: path.display().to_string() });
+            return Err(ConfigError::NoModelsDir { path: path.display().to_string() });
         }
-        Ok(super::ModelsConfig {
+        Ok(ModelsConfig {
             dir: self.models_dir.clone(),
             autoload: self.models_autoload == OnOff::On,
             max_loaded: (self.models_max > 0).then_some(self.models_max as usize),
@@ -314,64 +351,6 @@ impl ServerFlags {
                 .ok()
                 .filter(|&seconds| seconds > 0)
                 .map(Duration::from_secs),
-        })
-    }
-
-    /// Validates keys, origins and host names.
-    pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<SecurityConfig, super::ConfigError> {
-        let secrets = [&self.api_keys, &self.mod_keys, &self.admin_keys, &self.ingest_keys];
-        if secrets.into_iter().flatten().any(|key| key.0.is_empty()) {
-            return Err(super::ConfigError::EmptyKey);
-        }
-        let mod_rights = Rights { mods: true, ..Rights::default() };
-        let with_rights =
-            [(&self.admin_keys, Rights::ALL), (&self.mod_keys, mod_rights), (&self.api_keys, Rights::default())];
-        let mut keys: Vec<KeyHash> = with_rights
-            .into_iter()
-            .flat_map(|(keys, rights)| keys.iter().map(move |key| KeyHash::new(&key.0).with_rights(rights)))
-            .collect();
-        keys.extend(self.ingest_keys.iter().map(|key| KeyHash::for_ingest(&key.0)));
-        if let Some(path) = &self.api_key_file {
-            let text = std::fs::read_to_string(path)
-                .map_err(|source| super::ConfigError::KeyFile { path: path.display().to_string(), source })?;
-            let before = keys.len();
-            let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
-            for (line, text) in lines.filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
-                let path = path.display().to_string();
-                keys.push(KeyHash::from_line(text).map_err(|word| super::ConfigError::KeyLine { path, line, word })?);
-            }
-            if keys.len() == before {
-                return Err(super::ConfigError::NoKeyInFile { path: path.display().to_string() });
-            }
-        }
-        KeyHash::merge_duplicates(&mut keys)?;
-        let (ingest_keys, keys): (Vec<_>, Vec<_>) = keys.into_iter().partition(KeyHash::is_ingest_only);
-        if self.allow_mod_upload && !keys.iter().any(|key| key.rights().mods) {
-            return Err(super::ConfigError::NoModKey);
-        }
-        if let Some(&address) = listen.iter().find(|address| !address.ip().is_loopback()) {
-            if keys.is_empty() && !self.allow_unauthenticated {
-                return Err(super::ConfigError::Unauthenticated { address });
-            }
-            if self.ingest_open {
-                return Err(super::ConfigError::IngestOpen { address });
-            }
-        }
-        for origin in &self.cors_origins {
-            let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-            if origin != "*"
-                && origin != super::LOCALHOST
-                && !rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*']))
-            {
-                return Err(super::ConfigError::Origin { origin: origin.clone() });
-            }
-        }
-        Ok(SecurityConfig {
-            keys,
-            ingest_keys,
-            ingest_open: self.ingest_open,
-            cors_origins: self.cors_origins.clone(),
-            trusted_hosts: self.trusted_hosts.iter().map(|host| host.trim().to_ascii_lowercase()).collect(),
         })
     }
 }

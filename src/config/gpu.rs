@@ -145,26 +145,26 @@ pub struct GpuConfig {
     pub n_cpu_ffn: u32,
 }
 
-impl TryFrom<GpuFlags> for GpuConfig {
-    type Error = ConfigError;
-    fn try_from(flags: GpuFlags) -> Result<Self, ConfigError> {
-        let names: Vec<&str> = flags.device.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
+impl GpuFlags {
+    /// Validates the flags.
+    pub(super) fn config(self) -> Result<GpuConfig, ConfigError> {
+        let names: Vec<&str> = self.device.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
         let devices = match names[..] {
             [] => None,
             ["none"] => Some(Vec::new()),
             _ if names.contains(&"none") => return Err(ConfigError::DeviceNone),
             _ => Some(names.into_iter().map(str::to_owned).collect()),
         };
-        Ok(Self {
-            layers: flags.gpu_layers,
+        Ok(GpuConfig {
+            layers: self.gpu_layers,
             devices,
-            split_mode: flags.split_mode,
-            tensor_split: flags.tensor_split.unwrap_or_default().0,
-            main_gpu: flags.main_gpu.into(),
-            tensors: flags.override_tensor,
-            cpu_moe: flags.cpu_moe,
-            n_cpu_moe: flags.n_cpu_moe,
-            n_cpu_ffn: flags.n_cpu_ffn,
+            split_mode: self.split_mode,
+            tensor_split: self.tensor_split.unwrap_or_default().0,
+            main_gpu: self.main_gpu.into(),
+            tensors: self.override_tensor,
+            cpu_moe: self.cpu_moe,
+            n_cpu_moe: self.n_cpu_moe,
+            n_cpu_ffn: self.n_cpu_ffn,
         })
     }
 }

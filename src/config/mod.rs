@@ -18,8 +18,10 @@ mod gpu;
 pub mod hub;
 mod images;
 mod limits;
-pub mod llama_server;
+mod log;
 mod mods;
+mod request_defaults;
+mod routes;
 mod security;
 mod speculation;
 mod tls;
@@ -45,8 +47,8 @@ pub use flag_values::Size;
 pub use gpu::{GpuConfig, GpuFlags, GpuLayersFlag, SplitModeFlag, TensorOverride};
 pub use images::{ImageConfig, ImageFlags, ImageUrlConfig, UrlHost};
 pub use limits::{LimitFlags, RateConfig, RunTimeoutConfig, SocketConfig};
-pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
+pub use routes::RouteConfig;
 pub use security::{KeyHash, LOCALHOST, Rights, SecurityConfig};
 pub use speculation::{DraftModelConfig, SpecTypeFlag, SpeculationConfig, SpeculationFlags};
 pub use tls::{TlsConfig, TlsError, TlsFlags, certificates};
@@ -95,6 +97,8 @@ pub struct ServerConfig {
     pub credentials: Credentials,
     /// Prefix of every path: empty, or a path such as `/llm`.
     pub prefix: String,
+    /// True if the dashboard is served.
+    pub dashboard: bool,
     /// True if the default model answers requests that name an unknown model; false for a 404.
     pub any_model_name: bool,
     /// Models besides the default one.
@@ -107,6 +111,8 @@ pub struct ServerConfig {
     pub shutdown_grace: Duration,
     /// Maximum bytes of attention data in a response or a message.
     pub max_attention_bytes: usize,
+    /// Silence after which a stream sends a comment line; `None` for never.
+    pub sse_ping_interval: Option<Duration>,
     /// Limits of a WebSocket.
     pub sockets: SocketConfig,
     /// Timeouts of runs of the streaming protocol.
@@ -168,8 +174,12 @@ impl Credentials {
     /// # Errors
     /// [`ConfigError`] names the invalid flag or file.
     pub fn read(server: &ServerFlags) -> Result<Self, ConfigError> {
-        let mut security = server.security(&server.addresses()?)?;
-        security.trusted_hosts.extend(server.cluster.config()?.host());
+        Self::new(server, &server.addresses()?, &server.cluster.config()?)
+    }
+
+    fn new(server: &ServerFlags, listen: &[SocketAddr], cluster: &ClusterConfig) -> Result<Self, ConfigError> {
+        let mut security = server.security(listen)?;
+        security.trusted_hosts.extend(cluster.host());
         Ok(Self { security, tls: server.tls.config()? })
     }
 }
@@ -182,7 +192,7 @@ impl Config {
     pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, ConfigError> {
         let listen = server.addresses()?;
         let cluster = server.cluster.config()?;
-        let credentials = Credentials::read(server)?;
+        let credentials = Credentials::new(server, &listen, &cluster)?;
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(engine.speculation.defaults());
         request_defaults.extend(server.requests.defaults()?);
@@ -196,11 +206,12 @@ impl Config {
             *predict = max.into();
         }
         Ok(Self {
-            engine: engine.try_into()?,
-            data: data.try_into()?,
+            engine: engine.config()?,
+            data: data.config()?,
             server: ServerConfig {
                 credentials,
-                prefix: server.routes.prefix()?,
+                prefix: server.prefix()?,
+                dashboard: !server.no_ui,
                 routes: server.routes.config(&listen)?,
                 listen,
                 any_model_name: server.accepts_any_model_name(),
@@ -209,6 +220,7 @@ impl Config {
                 header_timeout: server.limits.header_timeout(),
                 shutdown_grace: Duration::from_secs(server.shutdown_grace),
                 max_attention_bytes: server.limits.max_attention.0,
+                sse_ping_interval: server.sse_ping_interval(),
                 sockets: server.limits.sockets(),
                 run_timeouts: server.limits.run_timeouts(),
                 rates: server.limits.rates(),
@@ -222,21 +234,24 @@ impl Config {
     }
 }
 
-impl TryFrom<DataFlags> for DataConfig {
-    type Error = ConfigError;
-    fn try_from(flags: DataFlags) -> Result<Self, ConfigError> {
-        let database_url = flags.database_url.filter(|url| !url.is_empty());
-        let database_direct_url = flags.database_direct_url.filter(|url| !url.is_empty());
+impl DataFlags {
+    /// Validates the flags and fills in the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the invalid flag.
+    pub fn config(self) -> Result<DataConfig, ConfigError> {
+        let database_url = self.database_url.filter(|url| !url.is_empty());
+        let database_direct_url = self.database_direct_url.filter(|url| !url.is_empty());
         let is_address = |url: &String| url.starts_with("postgres://") || url.starts_with("postgresql://");
         if ![&database_url, &database_direct_url].into_iter().flatten().all(is_address) {
             return Err(ConfigError::DatabaseUrl);
         }
-        let dir = match flags.data_dir {
+        let dir = match self.data_dir {
             Some(dir) => std::path::absolute(&dir).unwrap_or(dir),
             None => defaults::data_dir().ok_or(ConfigError::NoHome)?,
         };
-        let keep_bytes = flags.keep_size.map(|size| size.0 as u64);
-        Ok(Self { dir, database_url, database_direct_url, keep_days: flags.keep_days, keep_bytes })
+        let keep_bytes = self.keep_size.map(|size| size.0 as u64);
+        Ok(DataConfig { dir, database_url, database_direct_url, keep_days: self.keep_days, keep_bytes })
     }
 }
 

@@ -75,30 +75,33 @@ pub struct ModsConfig {
 /// Minimum address space of a worker; Python itself needs about half of it.
 const MIN_MEMORY_BYTES: u64 = 64 << 20;
 
-impl TryFrom<ModFlags> for ModsConfig {
-    type Error = ConfigError;
-    fn try_from(flags: ModFlags) -> Result<Self, ConfigError> {
+impl ModFlags {
+    /// Validates the flags.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the invalid flag.
+    pub fn config(self) -> Result<ModsConfig, ConfigError> {
         let range = |flag, range, value| Err(ConfigError::Range { flag, range, value });
-        if let Some(path) = flags.mods_dir.as_ref().filter(|path| !path.is_dir()) {
+        if let Some(path) = self.mods_dir.as_ref().filter(|path| !path.is_dir()) {
             return Err(ConfigError::NoModsDir { path: path.display().to_string() });
         }
-        if !(1..=64).contains(&flags.mod_workers) {
-            return range("--mod-workers", "between 1 and 64", flags.mod_workers.into());
+        if !(1..=64).contains(&self.mod_workers) {
+            return range("--mod-workers", "between 1 and 64", self.mod_workers.into());
         }
-        if flags.mod_timeout == 0 {
+        if self.mod_timeout == 0 {
             return range("--mod-timeout", "at least 1 ms", 0);
         }
-        let memory_bytes = flags.mod_memory.0 as u64;
+        let memory_bytes = self.mod_memory.0 as u64;
         if memory_bytes < MIN_MEMORY_BYTES {
             return range("--mod-memory", "at least 64M", memory_bytes);
         }
-        Ok(Self {
-            dir: flags.mods_dir,
-            sandbox: flags.mod_sandbox,
-            workers: flags.mod_workers.into(),
-            timeout: Duration::from_millis(flags.mod_timeout.into()),
+        Ok(ModsConfig {
+            dir: self.mods_dir,
+            sandbox: self.mod_sandbox,
+            workers: self.mod_workers.into(),
+            timeout: Duration::from_millis(self.mod_timeout.into()),
             memory_bytes,
-            idle: Duration::from_secs(flags.mod_idle.into()),
+            idle: Duration::from_secs(self.mod_idle.into()),
         })
     }
 }

@@ -1,8 +1,11 @@
 //! Access control: hashed API keys with their tenants and rights, web origins, and host names of the server.
 
-use crate::events::{Scope, Tenant};
+use super::ConfigError;
+use super::flags::ServerFlags;
+use crate::events::{Scope, Tenant, hex};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use subtle::ConstantTimeEq;
 
 /// Name in the allowed origins that permits pages of this machine at any port.
@@ -115,7 +118,7 @@ impl KeyHash {
     ///
     /// # Errors
     /// A key has two names.
-    pub(super) fn merge_duplicates(keys: &mut Vec<Self>) -> Result<(), super::ConfigError> {
+    pub(super) fn merge_duplicates(keys: &mut Vec<Self>) -> Result<(), ConfigError> {
         keys.sort_by_key(|key| key.hash);
         let mut merged = Ok(());
         keys.dedup_by(|key, first| {
@@ -125,7 +128,7 @@ impl KeyHash {
                 first.ingest_only &= key.ingest_only;
                 match (&first.name, key.name.take()) {
                     (Some(name), Some(other)) if *name != other => {
-                        merged = Err(super::ConfigError::KeyNames { names: [name.clone(), other] });
+                        merged = Err(ConfigError::KeyNames { names: [name.clone(), other] });
                     }
                     (None, name) => first.name = name,
                     (Some(_), _) => {}
@@ -159,15 +162,14 @@ impl KeyHash {
     pub fn tenant(&self) -> Tenant {
         match &self.name {
             Some(name) => name.as_str().into(),
-            None => self.hash[..16].iter().fold("key-".to_owned(), |text, byte| format!("{text}{byte:02x}")).into(),
+            None => format!("key-{}", hex(&self.hash[..16])).into(),
         }
     }
 
     /// Returns a name for the key that does not reveal it.
     #[must_use]
     pub fn label(&self) -> String {
-        let [a, b, c, ..] = self.hash;
-        self.name.clone().unwrap_or_else(|| format!("key-{a:02x}{b:02x}{c:02x}"))
+        self.name.clone().unwrap_or_else(|| format!("key-{}", hex(&self.hash[..3])))
     }
 }
 
@@ -224,6 +226,66 @@ impl SecurityConfig {
     #[must_use]
     pub fn find_ingest_key(&self, key_text: &str) -> Option<&KeyHash> {
         find(self.ingest_keys.iter().chain(&self.keys), key_text)
+    }
+}
+
+impl ServerFlags {
+    /// Validates keys, origins and host names.
+    pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<SecurityConfig, ConfigError> {
+        let secrets = [&self.api_keys, &self.mod_keys, &self.admin_keys, &self.ingest_keys];
+        if secrets.into_iter().flatten().any(|key| key.0.is_empty()) {
+            return Err(ConfigError::EmptyKey);
+        }
+        let mod_rights = Rights { mods: true, ..Rights::default() };
+        let with_rights =
+            [(&self.admin_keys, Rights::ALL), (&self.mod_keys, mod_rights), (&self.api_keys, Rights::default())];
+        let mut keys: Vec<KeyHash> = with_rights
+            .into_iter()
+            .flat_map(|(keys, rights)| keys.iter().map(move |key| KeyHash::new(&key.0).with_rights(rights)))
+            .collect();
+        keys.extend(self.ingest_keys.iter().map(|key| KeyHash::for_ingest(&key.0)));
+        if let Some(path) = &self.api_key_file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| ConfigError::KeyFile { path: path.display().to_string(), source })?;
+            let before = keys.len();
+            let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
+            for (line, text) in lines.filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
+                let path = path.display().to_string();
+                keys.push(KeyHash::from_line(text).map_err(|word| ConfigError::KeyLine { path, line, word })?);
+            }
+            if keys.len() == before {
+                return Err(ConfigError::NoKeyInFile { path: path.display().to_string() });
+            }
+        }
+        KeyHash::merge_duplicates(&mut keys)?;
+        let (ingest_keys, keys): (Vec<_>, Vec<_>) = keys.into_iter().partition(KeyHash::is_ingest_only);
+        if self.allow_mod_upload && !keys.iter().any(|key| key.rights().mods) {
+            return Err(ConfigError::NoModKey);
+        }
+        if let Some(&address) = listen.iter().find(|address| !address.ip().is_loopback()) {
+            if keys.is_empty() && !self.allow_unauthenticated {
+                return Err(ConfigError::Unauthenticated { address });
+            }
+            if self.ingest_open {
+                return Err(ConfigError::IngestOpen { address });
+            }
+        }
+        for origin in &self.cors_origins {
+            let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            if origin != "*"
+                && origin != LOCALHOST
+                && !rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*']))
+            {
+                return Err(ConfigError::Origin { origin: origin.clone() });
+            }
+        }
+        Ok(SecurityConfig {
+            keys,
+            ingest_keys,
+            ingest_open: self.ingest_open,
+            cors_origins: self.cors_origins.clone(),
+            trusted_hosts: self.trusted_hosts.iter().map(|host| host.trim().to_ascii_lowercase()).collect(),
+        })
     }
 }
 

@@ -1,5 +1,5 @@
 use super::flags::{DataFlags, EngineFlags, OnOffAuto, Secret, ServerFlags};
-use super::{Config, EngineConfig, ModSandbox, Rights, SecurityConfig, Size};
+use super::{Config, ModSandbox, Rights, SecurityConfig, Size};
 use crate::events::{Scope, system};
 use clap::Parser;
 
@@ -173,7 +173,7 @@ fn mod_flags_reject_values_out_of_range() {
 fn context_size_zero_is_the_models_context() {
     let flags =
         EngineFlags { ctx_size: Some(0), parallel: Some(2), batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
-    let engine = EngineConfig::try_from(flags).unwrap();
+    let engine = flags.config().unwrap();
     assert_eq!((engine.ctx_size, engine.ubatch_size), (None, 1));
 }
 

@@ -2,7 +2,7 @@
 //! `/metrics` are written.
 
 use super::{App, with_request_id};
-use crate::events::system;
+use crate::events::{RunId, system};
 use axum::body::{Body, Bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
+const RUN_ID: HeaderName = HeaderName::from_static(RunId::HEADER);
 
 /// Maximum length of a client's request id.
 const MAX_REQUEST_ID: usize = 128;

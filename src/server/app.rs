@@ -22,7 +22,7 @@ use tokio::time::timeout;
 pub struct App(Arc<Inner>);
 
 struct Inner {
-    database: OnceLock<(Store, LiveHub)>,
+    database: OnceLock<Store>,
     models: ModelRegistry,
     state: watch::Sender<ServerState>,
     sockets: Sockets,
@@ -76,7 +76,7 @@ impl App {
     /// # Errors
     /// 503 while the database is starting.
     pub fn store(&self) -> Result<&Store, ApiError> {
-        self.0.database.get().map(|(store, _)| store).ok_or_else(|| self.not_ready())
+        self.0.database.get().ok_or_else(|| self.not_ready())
     }
 
     /// Returns the run with that `run_id` or, failing that, `request_id`, if the scope covers it. Waits for the rows of
@@ -93,7 +93,7 @@ impl App {
     /// # Errors
     /// 503 while the database is starting.
     pub fn live(&self) -> Result<&LiveHub, ApiError> {
-        self.0.database.get().map(|(_, live)| live).ok_or_else(|| self.not_ready())
+        Ok(self.store()?.live())
     }
 
     /// Returns the model named in a request's `model` field; `None` is the default model. Text after the model's name,
@@ -113,7 +113,7 @@ impl App {
     ///
     /// # Errors
     /// Same as [`App::loaded`].
-    pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+    pub async fn loaded_for_read(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         self.require_models_configured().await?;
         let entry = self.0.models.find_entry(name)?;
@@ -286,8 +286,8 @@ impl App {
     }
 
     /// Sets the database. Start-up calls this once; further calls have no effect.
-    pub fn set_database(&self, store: Store, live: LiveHub) {
-        let _ = self.0.database.set((store, live));
+    pub fn set_database(&self, store: Store) {
+        let _ = self.0.database.set(store);
     }
 
     /// Returns the error for a request that needs a model, while none is loaded or the server stops.

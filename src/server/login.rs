@@ -5,6 +5,7 @@
 
 use super::{Access, App, Protocol, base};
 use crate::config::{KeyHash, SecurityConfig};
+use crate::events::hex;
 use crate::store::Store;
 use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Form, FromRequest, Query, Request, State};
@@ -160,11 +161,7 @@ pub async fn load_login_secret(store: &Store) -> Result<(), crate::store::Error>
 
 fn token(key: &KeyHash) -> Option<String> {
     let digest = Sha256::new_with_prefix(SECRET.get()?).chain_update(key.as_bytes()).finalize();
-    Some(digest.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
+    Some(hex(&digest))
 }
 
 #[cfg(test)]

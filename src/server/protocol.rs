@@ -69,6 +69,12 @@ impl Protocol {
 
     /// Returns the groups of routes.
     #[must_use]
+    pub fn groups(&self) -> &[RouteGroup] {
+        &self.groups
+    }
+
+    /// Returns the groups of routes.
+    #[must_use]
     pub fn into_groups(self) -> Vec<RouteGroup> {
         self.groups
     }
@@ -88,14 +94,6 @@ impl ErrorFormats {
         let prefixes =
             protocols.iter().flat_map(|protocol| protocol.prefixes.iter().map(|&prefix| (prefix, protocol.format)));
         Self { prefixes: prefixes.collect(), default }
-    }
-
-    /// Adds the prefixes of further protocols.
-    #[must_use]
-    pub fn with(mut self, protocols: &[Protocol]) -> Self {
-        let added = Self::new(protocols, self.default);
-        self.prefixes = self.prefixes.iter().chain(added.prefixes.iter()).copied().collect();
-        self
     }
 
     /// Returns the format of the longest prefix that matches a path.

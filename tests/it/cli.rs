@@ -73,6 +73,26 @@ async fn run_prints_answer_and_replay_address() {
 }
 
 #[tokio::test]
+async fn run_prints_json() {
+    let server = server().await;
+    let output = output_of(client_command(server, &["run", "Hello!", "--mod", "log-top", "-n", "4", "--json"])).await;
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let id = printed["run_id"].as_str().unwrap();
+    let run = server.finished(id).await;
+    let usage = &printed["usage"];
+    let expected = serde_json::json!({
+        "run_id": id, "text": run["run"]["output_preview"], "finish_reason": "length",
+        "usage": {
+            "prompt_tokens": usage["prompt_tokens"], "completion_tokens": 4,
+            "total_tokens": usage["prompt_tokens"].as_u64().unwrap() + 4,
+        },
+        "replay": format!("{}/runs/{id}", server.base),
+    });
+    assert_eq!(printed, expected);
+}
+
+#[tokio::test]
 async fn run_prints_end_reason() {
     let server = server().await;
     let output = output_of(client_command(server, &["run", "Hello!", "--mod", "loop_forever", "-n", "4"])).await;
@@ -89,15 +109,18 @@ async fn run_prints_end_reason() {
 #[tokio::test]
 async fn run_reports_errors() {
     let server = server().await;
-    let output = output_of(client_command(server, &["run", "Hello!", "--mod", "nope"])).await;
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("unknown mod 'nope'"), "{}", text(&output.stderr));
-    let output = output_of(client_command(server, &["run", "Hello!", "--mod", "./missing.py"])).await;
-    assert!(text(&output.stderr).contains("missing.py"), "{}", text(&output.stderr));
+    let mut errors = ErrorTable::default();
+    for name in ["nope", "./missing.py"] {
+        let arguments = ["run", "Hello!", "--mod", name];
+        errors.add_output(&arguments, &output_of(client_command(server, &arguments)).await);
+    }
+    insta::assert_snapshot!("run_errors", errors);
     let mut unreachable = thunder();
     unreachable.args(["run", "Hello!", "--server", "http://127.0.0.1:1"]);
     let output = output_of(unreachable).await;
-    assert!(text(&output.stderr).contains("no server answers at http://127.0.0.1:1"), "{}", text(&output.stderr));
+    // The cause depends on the system.
+    let error = text(&output.stderr);
+    assert!(error.starts_with("thunder: no server answers at http://127.0.0.1:1: "), "{error}");
 }
 
 #[tokio::test]
@@ -208,6 +231,7 @@ async fn only_flags_of_the_command_line_select_a_database() {
         let output = with_variables(arguments).await;
         assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     }
+    let mut errors = ErrorTable::default();
     for arguments in [
         &["ingest", &file, "--data-dir", "data"][..],
         &["export", &id, "--database-url", "postgres://127.0.0.1:1/x"],
@@ -222,11 +246,9 @@ async fn only_flags_of_the_command_line_select_a_database() {
             &id,
         ],
     ] {
-        let output = with_variables(arguments).await;
-        assert!(!output.status.success(), "{arguments:?}");
-        let error = text(&output.stderr);
-        assert!(error.contains(" is for this process and cannot be combined with --server"), "{error}");
+        errors.add_output(arguments, &with_variables(arguments).await);
     }
+    insta::assert_snapshot!("flag_combination_errors", errors);
 }
 
 #[tokio::test]
@@ -247,18 +269,18 @@ async fn ingest_error_names_file_and_field() {
     let output = output_of(check(&[&right])).await;
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), format!("{}: run r with 3 events\n", right.display()));
-    let output = output_of(check(&[&right, &wrong])).await;
-    assert_eq!(output.status.code(), Some(1));
-    let printed = text(&output.stderr);
-    assert!(printed.contains("wrong.json") && printed.contains("$.events[0]"), "{printed}");
+    let mut errors = ErrorTable::default();
+    errors.add_output(&["ingest --check right.json wrong.json"], &output_of(check(&[&right, &wrong])).await);
+    insta::assert_snapshot!("ingest_check_errors", errors);
 }
 
 #[test]
 fn unknown_argument_is_usage_error() {
+    let mut errors = ErrorTable::default();
     for arguments in [&["frobnicate"][..], &["serve", "--frobnicate"], &["run"], &["serve", "--port", "99999"]] {
-        let output = thunder().args(arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        errors.add_output(arguments, &thunder().args(arguments).output().unwrap());
     }
+    insta::assert_snapshot!("usage_errors", errors);
     let help = thunder().arg("--help").output().unwrap();
     for command in ["serve", "run", "ingest", "export"] {
         assert!(text(&help.stdout).contains(command));

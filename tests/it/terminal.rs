@@ -130,10 +130,15 @@ async fn saved_conversation_can_be_continued() {
 async fn failed_regeneration_keeps_the_answer() {
     let server = server().await;
     let file = folder().join("conversation.json");
-    let lines = format!("Hello!\n/params temperature \"hot\"\n/regenerate\n/save {}\n", file.display());
+    let lines = format!(
+        "Hello!\n/params temperature \"hot\"\n/regenerate\n/replay\n/save {}\n/reset\n/replay\n",
+        file.display()
+    );
     let output = piped(server, &["-n", "4"], &lines).await;
     let notes = text(&output.stderr);
     assert!(output.status.code() == Some(1) && notes.contains("temperature"), "{notes}");
+    assert_eq!(notes.matches("replay: ").count(), 1, "{notes}");
+    assert!(notes.ends_with("there is no recorded answer yet\n"), "{notes}");
     let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let roles: Vec<&Value> = saved["messages"].as_array().unwrap().iter().map(|message| &message["role"]).collect();
     assert_eq!(roles, ["user", "assistant"]);
@@ -349,6 +354,9 @@ async fn chat_continues_after_its_server_was_killed() {
         let at = terminal.wait(at, "Bread.");
         assert!(Command::new("kill").args(["-s", "KILL", &pid]).status().unwrap().success());
         let at = terminal.wait(at, "lost during the answer");
+        let at = terminal.wait(at, "> ");
+        terminal.press("/replay\r");
+        let at = terminal.wait(at, "/runs/");
         let at = terminal.wait(at, "> ");
         terminal.press("Hello again!\r");
         let at = terminal.wait(at, &format!("{address} does not answer: Connection refused"));

@@ -2,15 +2,16 @@
 
 use super::answer::{self, ChatAnswer};
 use super::command::{self, ChatCommand};
-use super::conversation::{ChatMessage, ChatTranscript};
+use super::conversation::{ChatMessage, ChatTranscript, OpenCall};
 use super::input::{Input, InputReader};
 use super::keys::KeyListener;
 use super::screen::Screen;
 use super::state;
+use super::tools;
 use crate::cli::output;
 use crate::cli::printer::escape_control_characters;
-use crate::cli::run_target::RunTarget;
-use anyhow::{Context, bail};
+use crate::cli::run_target::{ReplayAddress, RunTarget};
+use anyhow::bail;
 use futures::FutureExt as _;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -32,7 +33,7 @@ pub struct ChatLoop {
     /// Tokens evicted from the context so far.
     evicted: u64,
     /// Address of the replay of the last answer.
-    replay: Option<String>,
+    replay: Option<ReplayAddress>,
     /// Id of the slot with the conversation's KV state.
     slot: Option<u64>,
 }
@@ -71,21 +72,13 @@ impl ChatLoop {
         }
         let (mut interrupted, mut failed) = (false, false);
         loop {
-            self.screen.resize(self.reader.size());
-            let open = self.conversation.open_calls().into_iter().next();
-            let prompt = match &open {
-                Some((_, name, arguments)) => {
-                    self.screen.note(&format!("the model calls {name} {arguments}"));
-                    format!("{}> ", escape_control_characters(name))
-                }
-                None => format!("{}/{}> ", self.used, self.context),
-            };
+            let open_call = self.conversation.open_calls().into_iter().next();
             // On a terminal the line editor handles Ctrl-C.
             let piped = !self.reader.is_terminal();
             let input = tokio::select! {
                 biased;
                 _ = interrupts.recv(), if piped => return Ok(ExitCode::from(130)),
-                input = self.reader.read(prompt, open.is_none()) => input?,
+                input = self.read_input(open_call.as_ref()) => input?,
             };
             let text = match input {
                 Input::End => break,
@@ -103,20 +96,11 @@ impl ChatLoop {
                 Input::Text(text) => text,
             };
             interrupted = false;
-            let outcome = match (open, command::parse(&text)) {
-                (_, Some(Ok(ChatCommand::Quit))) => break,
-                (_, Some(Ok(command))) => self.execute(command, &mut interrupts).await,
-                (_, Some(Err(wrong))) => Err(anyhow::anyhow!(wrong)),
-                (None, None) if text.is_empty() => Ok(()),
-                (Some((id, name, _)), None) => {
-                    self.conversation.answer_call(&id, &name, text);
-                    if self.conversation.open_calls().is_empty() { self.answer(&mut interrupts).await } else { Ok(()) }
-                }
-                (None, None) => {
-                    let text = text.strip_prefix("//").map_or(text.clone(), |rest| format!("/{rest}"));
-                    self.conversation.messages.push(ChatMessage::new("user", text));
-                    self.answer(&mut interrupts).await
-                }
+            let outcome = match command::parse(&text) {
+                Some(Ok(ChatCommand::Quit)) => break,
+                Some(Ok(command)) => self.execute(command, &mut interrupts).await,
+                Some(Err(wrong)) => Err(anyhow::anyhow!(wrong)),
+                None => self.send_message(text, open_call, &mut interrupts).await,
             };
             if let Err(error) = outcome {
                 if output::is_closed(&error) {
@@ -128,6 +112,42 @@ impl ChatLoop {
         }
         // The exit code matters to scripts only; on a terminal, the errors were shown.
         Ok(if failed && !self.reader.is_terminal() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    /// Reads the next message, command or result of a tool call.
+    async fn read_input(&mut self, open_call: Option<&OpenCall>) -> anyhow::Result<Input> {
+        self.screen.resize(self.reader.size());
+        let prompt = match open_call {
+            Some(OpenCall { name, arguments, .. }) => {
+                self.screen.note(&format!("the model calls {name} {arguments}"));
+                format!("{}> ", escape_control_characters(name))
+            }
+            None => format!("{}/{}> ", self.used, self.context),
+        };
+        self.reader.read(prompt, open_call.is_none()).await
+    }
+
+    /// Adds a message of the user, or the result of a tool call, and requests an answer unless more results are missing.
+    async fn send_message(
+        &mut self,
+        text: String,
+        open_call: Option<OpenCall>,
+        interrupts: &mut Signal,
+    ) -> anyhow::Result<()> {
+        match open_call {
+            Some(OpenCall { id, name, .. }) => {
+                self.conversation.answer_call(&id, &name, text);
+                if !self.conversation.open_calls().is_empty() {
+                    return Ok(());
+                }
+            }
+            None if text.is_empty() => return Ok(()),
+            None => {
+                let text = text.strip_prefix("//").map_or(text.clone(), |rest| format!("/{rest}"));
+                self.conversation.messages.push(ChatMessage::new("user", text));
+            }
+        }
+        self.answer(interrupts).await
     }
 
     /// Reads the model's name and context size, and reports a change of the model.
@@ -172,6 +192,7 @@ impl ChatLoop {
                 return Err(error);
             }
         };
+        self.replay = replay.as_ref().ok().cloned().flatten();
         self.report(&answer);
         let interrupted = answer.interrupted.clone();
         self.slot = answer.slot.or(self.slot);
@@ -186,8 +207,7 @@ impl ChatLoop {
         if let Some(error) = interrupted {
             bail!("{error}; the text received so far stays in the conversation");
         }
-        self.replay = replay?;
-        Ok(())
+        replay.map(drop)
     }
 
     fn report(&mut self, answer: &ChatAnswer) {
@@ -227,29 +247,30 @@ impl ChatLoop {
     async fn execute(&mut self, command: ChatCommand, interrupts: &mut Signal) -> anyhow::Result<()> {
         match command {
             ChatCommand::Help => self.screen.note(command::HELP),
-            ChatCommand::System(None) => {
+            ChatCommand::ShowSystem => {
                 self.screen.note(self.conversation.system.as_deref().unwrap_or("no system message is set"));
             }
-            ChatCommand::System(Some(text)) => self.conversation.system = (text != "-").then_some(text),
+            ChatCommand::SetSystem(text) => self.conversation.system = Some(text),
+            ChatCommand::RemoveSystem => self.conversation.system = None,
             ChatCommand::Mods => self.list_mods().await?,
             ChatCommand::ModOn(name, config) => self.mod_on(name, &config).await?,
             ChatCommand::ModOff(name) => self.mod_off(name.as_deref())?,
             ChatCommand::Tools => self.list_tools(),
             ChatCommand::ToolsFrom(path) => {
-                self.conversation.tools = tools(&path)?;
+                self.conversation.tools = tools::read_tools(&path)?;
                 self.list_tools();
             }
             ChatCommand::ToolsOff => self.conversation.tools.clear(),
             ChatCommand::Parameters => {
                 self.screen.note(&serde_json::to_string_pretty(&self.conversation.parameters)?);
             }
-            ChatCommand::Parameter(name, Some(Value::Null)) => {
+            ChatCommand::ShowParameter(name) => {
                 let value = self.conversation.parameters.get(&name);
                 self.screen
                     .note(&value.map_or_else(|| format!("{name} is not set"), |value| format!("{name} = {value}")));
             }
-            ChatCommand::Parameter(name, None) => drop(self.conversation.parameters.remove(&name)),
-            ChatCommand::Parameter(name, Some(value)) => drop(self.conversation.parameters.insert(name, value)),
+            ChatCommand::RemoveParameter(name) => drop(self.conversation.parameters.remove(&name)),
+            ChatCommand::SetParameter(name, value) => drop(self.conversation.parameters.insert(name, value)),
             ChatCommand::Regenerate => {
                 let messages = self.conversation.messages.clone();
                 let is_open = messages.last().is_some_and(|message| message.role() != "assistant");
@@ -266,7 +287,7 @@ impl ChatLoop {
             }
             ChatCommand::Reset => {
                 self.conversation.messages.clear();
-                self.slot = None;
+                (self.slot, self.replay) = (None, None);
                 (self.used, self.evicted) = (0, 0);
             }
             ChatCommand::Save(path) => {
@@ -276,7 +297,7 @@ impl ChatLoop {
             }
             ChatCommand::Restore(path) => {
                 self.conversation = ChatTranscript::restore(&path)?;
-                (self.used, self.evicted) = (0, 0);
+                (self.used, self.evicted, self.replay) = (0, 0, None);
                 let messages = self.conversation.messages.len();
                 self.read_model_info().await?;
                 self.screen.note(&format!("{}: {messages} messages", path.display()));
@@ -367,26 +388,4 @@ impl ChatLoop {
 
 fn mod_name(entry: &Value) -> &str {
     entry.as_str().or_else(|| entry["name"].as_str()).unwrap_or_default()
-}
-
-/// Reads tools from a file: a list of definitions in OpenAI's format, or of their functions only.
-pub fn tools(path: &Path) -> anyhow::Result<Vec<Value>> {
-    let path_text = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path_text}"))?;
-    let list: Value = serde_json::from_str(&text).with_context(|| format!("{path_text} is not JSON"))?;
-    let list = list.as_array().with_context(|| format!("{path_text} must contain a list of tools"))?;
-    list.iter()
-        .enumerate()
-        .map(|(index, tool)| {
-            let tool = if tool.get("function").is_some() {
-                tool.clone()
-            } else {
-                json!({ "type": "function", "function": tool })
-            };
-            if tool["function"]["name"].as_str().is_none_or(str::is_empty) {
-                bail!("{path_text}: tool {index} has no name; a tool is {{\"name\", \"description\", \"parameters\"}}");
-            }
-            Ok(tool)
-        })
-        .collect()
 }

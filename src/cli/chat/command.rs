@@ -27,8 +27,12 @@ Esc or Ctrl-C stops an answer; the text received so far stays in the conversatio
 pub enum ChatCommand {
     /// Shows the commands.
     Help,
-    /// Shows, sets or removes the system message.
-    System(Option<String>),
+    /// Shows the system message.
+    ShowSystem,
+    /// Sets the system message.
+    SetSystem(String),
+    /// Removes the system message.
+    RemoveSystem,
     /// Lists mods.
     Mods,
     /// Enables a mod.
@@ -43,8 +47,12 @@ pub enum ChatCommand {
     ToolsOff,
     /// Lists parameters.
     Parameters,
-    /// Sets a parameter; `None` removes it, and `Some(Null)` shows it.
-    Parameter(String, Option<Value>),
+    /// Shows a parameter.
+    ShowParameter(String),
+    /// Sets a parameter.
+    SetParameter(String, Value),
+    /// Removes a parameter.
+    RemoveParameter(String),
     /// Generates the last answer again.
     Regenerate,
     /// Clears the messages.
@@ -74,11 +82,17 @@ pub fn parse(line: &str) -> Option<Result<ChatCommand, String>> {
 }
 
 fn command(name: &str, argument: &str) -> Result<ChatCommand, String> {
-    let given = (!argument.is_empty()).then(|| argument.to_owned());
-    let file = || given.clone().map(PathBuf::from).ok_or_else(|| format!("/{name} takes a file"));
+    let file = || match argument {
+        "" => Err(format!("/{name} takes a file")),
+        path => Ok(PathBuf::from(path)),
+    };
     match name {
         "help" => Ok(ChatCommand::Help),
-        "system" => Ok(ChatCommand::System(given)),
+        "system" => Ok(match argument {
+            "" => ChatCommand::ShowSystem,
+            "-" => ChatCommand::RemoveSystem,
+            text => ChatCommand::SetSystem(text.to_owned()),
+        }),
         "mods" => mods(argument),
         "tools" => Ok(match argument {
             "" => ChatCommand::Tools,
@@ -87,8 +101,9 @@ fn command(name: &str, argument: &str) -> Result<ChatCommand, String> {
         }),
         "params" => Ok(match argument.split_once(char::is_whitespace) {
             _ if argument.is_empty() => ChatCommand::Parameters,
-            None => ChatCommand::Parameter(argument.to_owned(), Some(Value::Null)),
-            Some((name, value)) => ChatCommand::Parameter(name.to_owned(), parse_value(value.trim())),
+            None => ChatCommand::ShowParameter(argument.to_owned()),
+            Some((name, value)) if value.trim() == "-" => ChatCommand::RemoveParameter(name.to_owned()),
+            Some((name, value)) => ChatCommand::SetParameter(name.to_owned(), parse_value(value.trim())),
         }),
         "regenerate" => Ok(ChatCommand::Regenerate),
         "reset" => Ok(ChatCommand::Reset),
@@ -122,9 +137,9 @@ fn mods(argument: &str) -> Result<ChatCommand, String> {
     }
 }
 
-/// Parses a value as JSON, else as text. Returns `None` for `-`.
-fn parse_value(text: &str) -> Option<Value> {
-    (text != "-").then(|| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)))
+/// Parses a value as JSON, else as text.
+fn parse_value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| text.into())
 }
 
 #[cfg(test)]
@@ -140,7 +155,9 @@ mod tests {
         assert_eq!(parsed("/etc/hosts"), None);
         assert_eq!(parsed("/"), None);
         assert_eq!(parsed("/help"), Some(ChatCommand::Help));
-        assert_eq!(parsed("/system  Be short. "), Some(ChatCommand::System(Some("Be short.".into()))));
+        assert_eq!(parsed("/system  Be short. "), Some(ChatCommand::SetSystem("Be short.".into())));
+        assert_eq!(parsed("/system"), Some(ChatCommand::ShowSystem));
+        assert_eq!(parsed("/system -"), Some(ChatCommand::RemoveSystem));
         assert_eq!(parsed("/mods"), Some(ChatCommand::Mods));
         let on = ChatCommand::ModOn("ban-phrases".into(), json!({"phrases": ["a b"]}));
         assert_eq!(parsed(r#"/mods on ban-phrases {"phrases": ["a b"]}"#), Some(on));
@@ -148,10 +165,11 @@ mod tests {
         assert_eq!(parsed("/mods off"), Some(ChatCommand::ModOff(None)));
         assert_eq!(
             parsed("/params temperature 0.2"),
-            Some(ChatCommand::Parameter("temperature".into(), Some(json!(0.2))))
+            Some(ChatCommand::SetParameter("temperature".into(), json!(0.2)))
         );
-        assert_eq!(parsed("/params stop END"), Some(ChatCommand::Parameter("stop".into(), Some(json!("END")))));
-        assert_eq!(parsed("/params stop -"), Some(ChatCommand::Parameter("stop".into(), None)));
+        assert_eq!(parsed("/params stop END"), Some(ChatCommand::SetParameter("stop".into(), json!("END"))));
+        assert_eq!(parsed("/params stop"), Some(ChatCommand::ShowParameter("stop".into())));
+        assert_eq!(parsed("/params stop -"), Some(ChatCommand::RemoveParameter("stop".into())));
         assert_eq!(parsed("/save a b.json"), Some(ChatCommand::Save("a b.json".into())));
     }
 

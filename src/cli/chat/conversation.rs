@@ -65,6 +65,15 @@ impl ChatMessage {
     }
 }
 
+/// A tool call without a result.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OpenCall {
+    pub id: String,
+    pub name: String,
+    /// Arguments as JSON.
+    pub arguments: String,
+}
+
 impl ChatTranscript {
     /// Returns the body of the request for the next answer.
     pub fn request(&self) -> Value {
@@ -109,8 +118,8 @@ impl ChatTranscript {
         self.messages.pop_if(|message| message.role() == "user").is_some()
     }
 
-    /// Returns the id, name and arguments of each tool call in the last answer that has no result yet.
-    pub fn open_calls(&self) -> Vec<(String, String, String)> {
+    /// Returns the tool calls in the last answer that have no result yet.
+    pub fn open_calls(&self) -> Vec<OpenCall> {
         let Some(at) = self.messages.iter().rposition(|message| message.role() == "assistant") else {
             return Vec::new();
         };
@@ -121,8 +130,12 @@ impl ChatTranscript {
         calls
             .into_iter()
             .flatten()
-            .map(|call| (text(&call["id"]), text(&call["function"]["name"]), text(&call["function"]["arguments"])))
-            .filter(|(id, ..)| !answered(id))
+            .map(|call| OpenCall {
+                id: text(&call["id"]),
+                name: text(&call["function"]["name"]),
+                arguments: text(&call["function"]["arguments"]),
+            })
+            .filter(|call| !answered(&call.id))
             .collect()
     }
 
@@ -166,7 +179,7 @@ impl ChatTranscript {
 
 #[cfg(test)]
 mod tests {
-    use super::{ChatMessage, ChatTranscript};
+    use super::{ChatMessage, ChatTranscript, OpenCall};
     use serde_json::json;
 
     fn conversation() -> ChatTranscript {
@@ -209,7 +222,8 @@ mod tests {
                            {"id": "b", "function": {"name": "now", "arguments": "{}"}}]);
         call.fields.insert("tool_calls".into(), calls);
         conversation.messages.push(call.clone());
-        assert_eq!(conversation.open_calls()[0], ("a".into(), "weather".into(), "{}".into()));
+        let call = OpenCall { id: "a".into(), name: "weather".into(), arguments: "{}".into() };
+        assert_eq!(conversation.open_calls()[0], call);
         conversation.answer_call("a", "weather", "sunny".into());
         let mut partly_answered = conversation.clone();
         assert!(partly_answered.remove_answer());

@@ -8,10 +8,10 @@ mod input;
 mod keys;
 mod screen;
 mod state;
+mod tools;
 
-use super::run_target::RunTargetArgs;
+use super::run_target::{DatabaseUse, RunTargetArgs};
 use super::signals::EndSignals;
-use crate::config::DataConfig;
 use chat_loop::ChatLoop;
 use conversation::ChatTranscript;
 use input::InputReader;
@@ -60,11 +60,12 @@ pub struct Args {
 /// Runs the chat until the user ends it. `is_given` returns true for flags given on the command line.
 pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let conversation = build_conversation(&args)?;
-    let reader = InputReader::new(DataConfig::try_from(args.target.data.clone())?.dir.join("chat_history"))?;
-    let (target, mods) = match signals.run_until_signal(args.target.open(&args.mods, false, is_given)).await {
-        Ok(opened) => opened?,
-        Err(code) => return Ok(code),
-    };
+    let reader = InputReader::new(args.target.data.clone().config()?.dir.join("chat_history"))?;
+    let (target, mods) =
+        match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Shared, is_given)).await {
+            Ok(opened) => opened?,
+            Err(code) => return Ok(code),
+        };
     // From now on, Ctrl-C stops an answer; at the prompt it ends the program.
     let mut signals = signals.without_interrupt();
     let attention = !args.no_attention && args.target.engine.captures_attention() && target.can_record_attention();
@@ -98,7 +99,7 @@ fn build_conversation(args: &Args) -> anyhow::Result<ChatTranscript> {
         conversation.system = Some(system.clone());
     }
     if let Some(path) = &args.tools {
-        conversation.tools = chat_loop::tools(path)?;
+        conversation.tools = tools::read_tools(path)?;
     }
     let mut set = |name: &str, value: Option<Value>| {
         if let Some(value) = value {

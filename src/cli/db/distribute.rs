@@ -1,5 +1,4 @@
 use crate::cli::output;
-use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::store::admin::{Admin, DistributionOptions, DistributionPlan, PartitionUnit, Partitioning};
 use anyhow::{Context, bail};
@@ -33,7 +32,7 @@ enum PartitionSpan {
 
 /// Prints or executes the steps.
 pub async fn distribute(args: Args) -> anyhow::Result<ExitCode> {
-    let config = DataConfig::try_from(args.data)?;
+    let config = args.data.config()?;
     let options = DistributionOptions {
         shards: args.shards,
         partitioning: match args.partitions {

@@ -1,5 +1,4 @@
 use crate::cli::output;
-use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::store::SpoolStatus;
 use crate::store::admin::{DatabaseStatus, NodeStatus, PartitionUnit, TablePlacement};
@@ -18,7 +17,7 @@ pub struct Args {
 
 /// Prints the status.
 pub async fn status(args: Args) -> anyhow::Result<ExitCode> {
-    let mut admin = super::open(&DataConfig::try_from(args.data)?).await?;
+    let mut admin = super::open(&args.data.config()?).await?;
     let status = admin.status().await;
     admin.close().await;
     let status = status?;

@@ -1,7 +1,8 @@
 //! Download of a file, which resumes a partial one, and the check of its bytes.
 
-use super::remote::{Remote, RemoteFile, hex, unreachable};
+use super::remote::{Remote, RemoteFile, unreachable};
 use crate::cli::progress::TaskProgress;
+use crate::events::hex;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::StatusCode;
 use sha2::{Digest, Sha256};

@@ -3,13 +3,13 @@
 use super::is_safe_path;
 use super::selection::{FileSelector, HasPath, SplitName, is_gguf, split_name};
 use crate::config::flags::Secret;
+use crate::events::hex;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::header::HeaderMap;
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url, redirect};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
-use std::fmt::Write as _;
 use std::time::Duration;
 use tokio_rustls::rustls::crypto::ring;
 
@@ -301,14 +301,6 @@ fn digest<'a>(texts: impl Iterator<Item = &'a str>) -> String {
         hash.update([0]);
     });
     hex(&hash.finalize())
-}
-
-/// Returns bytes as hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 fn file_name(url: &Url) -> Option<String> {

@@ -66,12 +66,18 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
 
 /// Returns the index of the command, if it takes the flags of a server.
 fn find_server_command(words: &[OsString]) -> Option<usize> {
-    let mut at = 1;
-    while words.get(at)?.to_string_lossy().starts_with("--") {
-        // Flags with a value that may precede the command.
-        at += if ["--log", "--log-format", "--config-file"].iter().any(|flag| words[at] == *flag) { 2 } else { 1 };
+    let at = skip_flags(words, 1);
+    ["serve", "doctor"].iter().any(|command| words.get(at).is_some_and(|word| word == *command)).then_some(at)
+}
+
+/// Returns the index of the first word from `at` on that does not begin with `--` and is not the value of a flag that all
+/// commands have.
+pub(super) fn skip_flags(words: &[OsString], mut at: usize) -> usize {
+    while let Some(word) = words.get(at).filter(|word| word.to_string_lossy().starts_with("--")) {
+        let has_value = ["--log", "--log-format", "--config-file"].iter().any(|flag| word == *flag);
+        at += if has_value { 2 } else { 1 };
     }
-    ["serve", "doctor"].iter().any(|command| words[at] == *command).then_some(at)
+    at
 }
 
 /// Returns notes about llama-server's environment variables that are set but ignored.

@@ -5,7 +5,7 @@ use crate::config::EngineConfig;
 use crate::model::Model;
 use crate::model::llama::ModelOptions;
 use crate::mods::{ModFactory, ReplayLimits};
-use crate::server::mods::{DryRunReport, dry_run};
+use crate::server::mods::{DryRunOptions, DryRunReport, dry_run};
 use crate::trace::document::Document;
 use anyhow::Context;
 use serde_json::Value;
@@ -41,7 +41,8 @@ pub fn dry_run_all(
     let model = Model::load(path, &ModelOptions::default(), |_| true)?;
     let limits = ReplayLimits { context: config.slot_context(model.card().context_train) as usize, max_tokens: None };
     let dry_run = |(name, run): &(String, Document)| {
-        let report = dry_run(&model, factory, mod_config, name, run, limits, None);
+        let options = DryRunOptions { run: name, config: mod_config, limits, deadline: None };
+        let report = dry_run(&model, factory, run, options);
         report.map_err(anyhow::Error::msg).with_context(|| name.clone())
     };
     runs.iter().map(dry_run).collect()

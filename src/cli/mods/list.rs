@@ -52,7 +52,7 @@ async fn local_mods(dir: Option<PathBuf>) -> anyhow::Result<Value> {
             ModFolder::new(dir, registry.python()).sync(&registry)?;
         }
         Ok::<_, crate::mods::python::LoadError>(
-            json!({ "mods": registry.list_info(), "problems": registry.problems() }),
+            json!({ "mods": registry.list_info(None), "problems": registry.problems() }),
         )
     };
     Ok(tokio::task::spawn_blocking(list).await??)

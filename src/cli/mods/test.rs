@@ -2,7 +2,7 @@ use super::{dry_run, source};
 use crate::cli::run_target::RunTargetArgs;
 use crate::cli::{export, hub, output, startup};
 use crate::config::flags::{DataFlags, EngineFlags};
-use crate::config::{Config, DataConfig, EngineConfig, ModsConfig, bundled_model};
+use crate::config::{Config, EngineConfig, bundled_model};
 use crate::events::system;
 use crate::mods::ModFactory;
 use crate::mods::python::{PythonMods, unpack_sdk};
@@ -46,7 +46,7 @@ pub async fn test(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result
     if args.against.is_empty() {
         return run_python_tests(&args.file, args.json).await;
     }
-    let mods = ModsConfig::try_from(args.target.engine.mods.clone())?;
+    let mods = args.target.engine.mods.clone().config()?;
     let factory = match source::load(&args.file, None, startup::python_mods(&mods)).await? {
         Ok(found) => choose(found.into_iter().flat_map(|found| found.mods).collect(), args.name.as_deref())?,
         Err(error) => bail!("{}", startup::describe_error(&error)),
@@ -98,7 +98,7 @@ async fn model(mut engine: EngineFlags, data: &DataFlags) -> anyhow::Result<(Pat
     if let Some(path) = engine.model.clone() {
         return Ok((path, engine));
     }
-    let cache = DataConfig::try_from(data.clone())?.dir.join("cache");
+    let cache = data.clone().config()?.dir.join("cache");
     let path = bundled_model(&cache);
     let path = path.with_context(|| format!("cannot unpack the bundled model into {}", cache.display()))?;
     Ok((path, engine))

@@ -15,6 +15,7 @@ use super::access_log::KeyLabel;
 use super::protocol::{Access, ErrorFormat, ErrorFormats, GuardRejection};
 use super::{ApiError, App, ErrorKind, login, socket};
 use crate::config::{Credentials, KeyHash, SecurityConfig};
+use crate::events::RunId;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
@@ -279,7 +280,7 @@ pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
         .max_age(PREFLIGHT_TTL)
         .expose_headers([
             header::HeaderName::from_static("x-request-id"),
-            header::HeaderName::from_static("x-thunder-run-id"),
+            header::HeaderName::from_static(RunId::HEADER),
         ])
 }
 

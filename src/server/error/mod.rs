@@ -7,6 +7,7 @@
 mod code;
 mod deserialization;
 mod kind;
+mod store;
 
 pub use code::ErrorCode;
 pub use kind::ErrorKind;
@@ -23,7 +24,7 @@ use std::fmt::Display;
 use utoipa::ToSchema;
 
 /// Header with the id of a response's run.
-const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
+const RUN_ID: HeaderName = HeaderName::from_static(RunId::HEADER);
 
 tokio::task_local! {
     /// Id of the current request.

@@ -6,7 +6,7 @@ use crate::store::{Experiment, ExperimentState};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use summary::{CellCounts, CellPosition, ExperimentSummary, Grid, VariantSummary};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Maximum experiments that a server runs at once. Each has as many runs as the model has slots, and the runs of more
@@ -22,16 +22,16 @@ pub(crate) enum NotAdded {
     TooMany,
 }
 
-/// The experiments that this server runs, each with a channel that cancels it.
+/// The experiments that this server runs, each with the token that cancels it.
 #[derive(Debug, Default)]
-pub(crate) struct ActiveExperiments(Mutex<HashMap<Uuid, watch::Sender<bool>>>);
+pub(crate) struct ActiveExperiments(Mutex<HashMap<Uuid, CancellationToken>>);
 
 impl ActiveExperiments {
-    /// Adds an experiment. The receiver becomes true when it is cancelled.
+    /// Adds an experiment. Returns the token that cancels it.
     ///
     /// # Errors
     /// It cannot be added.
-    pub(crate) fn add(&self, id: Uuid) -> Result<watch::Receiver<bool>, NotAdded> {
+    pub(crate) fn add(&self, id: Uuid) -> Result<CancellationToken, NotAdded> {
         let mut active = self.lock();
         if active.contains_key(&id) {
             return Err(NotAdded::Active);
@@ -39,8 +39,8 @@ impl ActiveExperiments {
         if active.len() >= MAX_ACTIVE_EXPERIMENTS {
             return Err(NotAdded::TooMany);
         }
-        let (cancel, cancelled) = watch::channel(false);
-        active.insert(id, cancel);
+        let cancelled = CancellationToken::new();
+        active.insert(id, cancelled.clone());
         Ok(cancelled)
     }
 
@@ -51,8 +51,8 @@ impl ActiveExperiments {
 
     /// Cancels an experiment, if it is active.
     pub(crate) fn cancel(&self, id: Uuid) {
-        if let Some(cancel) = self.lock().get(&id) {
-            cancel.send_replace(true);
+        if let Some(cancelled) = self.lock().get(&id) {
+            cancelled.cancel();
         }
     }
 
@@ -61,8 +61,8 @@ impl ActiveExperiments {
         self.lock().keys().copied().collect()
     }
 
-    /// Marks an experiment of this server as interrupted if its execution failed. `before` are those that were active before
-    /// the experiment was read: it may have ended since then, and its state in the database with it.
+    /// Marks an experiment of this server as interrupted if its execution failed. `before` are those that were active
+    /// before the experiment was read: it may have ended since then, and its state in the database with it.
     pub(crate) fn update_state(&self, before: &HashSet<Uuid>, server_id: Uuid, experiment: &mut Experiment) {
         let id = experiment.experiment_id;
         let is_executed = experiment.server_id != server_id || before.contains(&id) || self.lock().contains_key(&id);
@@ -71,7 +71,7 @@ impl ActiveExperiments {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<bool>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, CancellationToken>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

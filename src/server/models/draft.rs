@@ -1,27 +1,29 @@
 //! Loading of the draft model, which belongs to the default model.
 
-use super::load::{cache_type, gpu_layers, model_options};
+use super::options::{cache_type, draft_options};
 use super::{ModelEntry, ModelRegistry};
-use crate::config::{DraftModelConfig, EngineConfig};
 use crate::engine::DraftModel;
-use crate::model::llama::{ContextRequirements, ControlVectors, ModelOptions, RopeOptions, TensorPlacement, Tuning};
 use crate::model::{Model, ModelError};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 impl ModelRegistry {
     /// Loads the draft model of a model. Returns `None` if it has none.
     ///
     /// # Errors
     /// [`ModelError::Draft`]: the file cannot be loaded.
-    pub(super) async fn load_draft(&self, entry: &ModelEntry) -> Result<Option<DraftModel>, ModelError> {
+    pub(super) async fn load_draft(
+        &self,
+        entry: &ModelEntry,
+        cancelled: &Arc<AtomicBool>,
+    ) -> Result<Option<DraftModel>, ModelError> {
         let config = &self.0.config.engine;
         let Some(draft) = config.speculation.draft_model.as_ref().filter(|_| entry.default) else { return Ok(None) };
         let unusable = |reason: String| ModelError::Draft { path: draft.path.display().to_string(), reason };
         self.probe_file(&draft.path).await.map_err(|error| unusable(error.to_string()))?;
         let options = draft_options(config, entry, draft);
-        let (path, load_cancelled) = (draft.path.clone(), Arc::clone(&entry.load_cancelled));
-        let read = move || Model::load(&path, &options, move |_| !load_cancelled.load(Ordering::Acquire));
+        let (path, cancelled) = (draft.path.clone(), Arc::clone(cancelled));
+        let read = move || Model::load(&path, &options, move |_| !cancelled.load(Ordering::Acquire));
         let model = tokio::task::spawn_blocking(read).await.map_err(|_| unusable("the loader panicked".into()))?;
         Ok(Some(DraftModel {
             model: Arc::new(model.map_err(|error| unusable(error.to_string()))?),
@@ -30,25 +32,5 @@ impl ModelRegistry {
             cache_type_k: cache_type(draft.cache_type_k),
             cache_type_v: cache_type(draft.cache_type_v),
         }))
-    }
-}
-
-/// Returns the load options of the draft model: those of the main model, without settings that belong to its weights.
-fn draft_options(config: &EngineConfig, entry: &ModelEntry, draft: &DraftModelConfig) -> ModelOptions {
-    let main = model_options(config, entry);
-    ModelOptions {
-        name: None,
-        adapters: Vec::new(),
-        control: ControlVectors::default(),
-        gpu_layers: gpu_layers(draft.gpu_layers),
-        tensors: TensorPlacement::default(),
-        context: ContextRequirements {
-            stores_scores: false,
-            keys: cache_type(draft.cache_type_k),
-            values: cache_type(draft.cache_type_v),
-            ..main.context
-        },
-        tuning: Tuning { rope: RopeOptions::default(), overrides: Vec::new(), ..main.tuning },
-        ..main
     }
 }

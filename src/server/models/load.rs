@@ -1,27 +1,22 @@
 //! Loading: creates an engine from a GGUF file.
 
+use super::options::{encoder_settings, engine_options, model_options};
 use super::{Loaded, ModelEntry, ModelRegistry, ModelState, Models, folder};
-use crate::config::{
-    self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
-};
+use crate::config::{Config, bundled_model};
+use crate::engine::Engine;
 use crate::engine::encoder::Encoder;
-use crate::engine::{Clock, DraftModel, DrafterKind, Engine, EngineOptions, MAX_UNREAD_TIME, SpeculationOptions};
 use crate::events::Recorder;
-use crate::model::llama::{
-    AttentionCapture, CacheType, ContextRequirements, ControlVectors, GpuLayers, ImageOptions, MetadataValue,
-    ModelOptions, Numa, RopeOptions, RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning, WeightFile,
-};
+use crate::model::llama::WeightFile;
 use crate::model::{Model, ModelError};
 use crate::server::ApiError;
-use crate::trace::attention;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time after which a request repeats a failed load of an unchanged file. The cause may have been temporary, such as too
 /// little free memory.
-const RETRY_DELAY: Duration = Duration::from_secs(10);
+pub(super) const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Progress of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,6 +35,13 @@ pub struct LoadFailure {
     /// The file before the load; `None` if there was none.
     file: Option<WeightFile>,
     at: Instant,
+}
+
+impl LoadFailure {
+    /// Creates the failure of a load of this file.
+    pub(super) fn new(reason: String, file: Option<WeightFile>) -> Self {
+        Self { reason, file, at: Instant::now() }
+    }
 }
 
 type Observer = dyn Fn(&str, LoadStep) + Send + Sync;
@@ -76,8 +78,8 @@ impl ModelRegistry {
     ) -> Result<(), ModelError> {
         let entry = self.lock().entries.first().cloned();
         let entry = entry.ok_or_else(|| load_error(Path::new("no model"), "the model registry is not open"))?;
-        self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
-        self.load(&entry, Arc::new(observe)).await
+        let cancelled = self.change(&entry.name, ModelEntry::begin_load).unwrap_or_default();
+        self.load(&entry, &cancelled, Arc::new(observe)).await
     }
 
     /// Starts loading a model in the background.
@@ -92,8 +94,8 @@ impl ModelRegistry {
             ModelState::Ready(_) => {
                 return Err(ApiError::invalid("model", format!("the model '{}' is already loaded", entry.name)));
             }
-            ModelState::Loading(_) => return Ok(()),
-            ModelState::Unloading(_) => return Err(entry.not_loaded()),
+            ModelState::Loading { .. } => return Ok(()),
+            ModelState::Unloading(_) | ModelState::CancellingLoad => return Err(entry.not_loaded()),
             ModelState::Unloaded | ModelState::Failed(_) => {}
         }
         self.load_in_background(&entry.name).await
@@ -107,17 +109,16 @@ impl ModelRegistry {
             if !matches!(entry.state, ModelState::Unloaded | ModelState::Failed(_)) {
                 return None;
             }
-            entry.state = ModelState::Loading(0.0);
-            entry.load_cancelled = Arc::default();
-            Some(entry.clone())
+            let cancelled = entry.begin_load();
+            Some((entry.clone(), cancelled))
         });
-        let Some(entry) = started.flatten() else { return Ok(()) };
+        let Some((entry, cancelled)) = started.flatten() else { return Ok(()) };
         let registry = self.clone();
         tokio::spawn(async move {
             tracing::info!(model = entry.name, "loading model");
-            match registry.load(&entry, Arc::new(|_, _| ())).await {
+            match registry.load(&entry, &cancelled, Arc::new(|_, _| ())).await {
                 Ok(()) => tracing::info!(model = entry.name, "model loaded"),
-                Err(_) if entry.load_cancelled.load(Ordering::Acquire) => {
+                Err(_) if cancelled.load(Ordering::Acquire) => {
                     tracing::info!(model = entry.name, "model load cancelled");
                 }
                 Err(error) => tracing::error!(model = entry.name, %error, "model load failed"),
@@ -126,32 +127,57 @@ impl ModelRegistry {
         Ok(())
     }
 
-    async fn load(&self, entry: &ModelEntry, observe: Arc<Observer>) -> Result<(), ModelError> {
+    async fn load(
+        &self,
+        entry: &ModelEntry,
+        cancelled: &Arc<AtomicBool>,
+        observe: Arc<Observer>,
+    ) -> Result<(), ModelError> {
         let file = WeightFile::new(&entry.path).ok();
-        let started = self.start(entry, observe).await;
-        let load_cancelled = entry.load_cancelled.load(Ordering::Acquire);
-        let (state, result) = match started {
-            Ok(loaded) if load_cancelled => {
-                loaded.stop().await;
-                (ModelState::Unloaded, Err(load_error(&entry.path, "the load was cancelled")))
-            }
-            Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
-            Err(error) if load_cancelled => (ModelState::Unloaded, Err(error)),
-            Err(error) => {
-                (ModelState::Failed(LoadFailure { reason: error.to_string(), file, at: Instant::now() }), Err(error))
-            }
-        };
-        self.change(&entry.name, |entry| {
-            entry.state = state;
-            // A sleeping model whose load failed stays asleep: another request loads it.
-            if !matches!(entry.state, ModelState::Failed(_)) {
-                entry.sleeping = None;
-            }
-        });
-        result
+        let started = self.start(entry, cancelled, observe).await;
+        self.end_load(entry, cancelled, file, started).await
     }
 
-    async fn start(&self, entry: &ModelEntry, observe: Arc<Observer>) -> Result<Loaded, ModelError> {
+    /// Sets the state of a model after a load. Stops its threads if the load was cancelled.
+    pub(super) async fn end_load(
+        &self,
+        entry: &ModelEntry,
+        cancelled: &AtomicBool,
+        file: Option<WeightFile>,
+        started: Result<Loaded, ModelError>,
+    ) -> Result<(), ModelError> {
+        let changed = self.change(&entry.name, |entry| {
+            // Read under the lock, under which requests and the end of the server cancel loads.
+            if cancelled.load(Ordering::Acquire) {
+                return false;
+            }
+            // A sleeping model whose load failed stays asleep: another request loads it.
+            match &started {
+                Ok(loaded) => (entry.state, entry.sleeping) = (ModelState::Ready(loaded.clone()), None),
+                Err(error) => entry.state = ModelState::Failed(LoadFailure::new(error.to_string(), file)),
+            }
+            true
+        });
+        if changed == Some(true) {
+            return started.map(drop);
+        }
+        let error = match started {
+            Ok(loaded) => {
+                loaded.stop().await;
+                load_error(&entry.path, "the load was cancelled")
+            }
+            Err(error) => error,
+        };
+        self.change(&entry.name, |entry| (entry.state, entry.sleeping) = (ModelState::Unloaded, None));
+        Err(error)
+    }
+
+    async fn start(
+        &self,
+        entry: &ModelEntry,
+        cancelled: &Arc<AtomicBool>,
+        observe: Arc<Observer>,
+    ) -> Result<Loaded, ModelError> {
         let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(recorder) = recorder else {
             return Err(load_error(&entry.path, "the model registry is not open"));
@@ -159,11 +185,11 @@ impl ModelRegistry {
         let config = &self.0.config.engine;
         self.probe_file(&entry.path).await?;
         // The draft model comes first, so that the layers of the main model are placed in the memory that it leaves.
-        let draft_model = self.load_draft(entry).await?;
-        let model = self.read(entry, Arc::clone(&observe)).await?;
+        let draft_model = self.load_draft(entry, cancelled).await?;
+        let model = self.read(entry, Arc::clone(cancelled), Arc::clone(&observe)).await?;
         observe(&entry.name, LoadStep::Context);
         let options = engine_options(&self.0.config, &model, draft_model, self.0.clock);
-        let settings = super::encoding::settings(config, &model);
+        let settings = encoder_settings(config, &model);
         let model = Arc::new(model);
         let engine = Engine::start(Arc::clone(&model), options, recorder).await?;
         match Encoder::start(model, &settings).await {
@@ -176,10 +202,15 @@ impl ModelRegistry {
     }
 
     /// Reads the weights on a blocking thread.
-    async fn read(&self, entry: &ModelEntry, observe: Arc<Observer>) -> Result<Model, ModelError> {
+    async fn read(
+        &self,
+        entry: &ModelEntry,
+        cancelled: Arc<AtomicBool>,
+        observe: Arc<Observer>,
+    ) -> Result<Model, ModelError> {
         let options = model_options(&self.0.config.engine, entry);
         let registry = self.clone();
-        let ModelEntry { name, path, load_cancelled, .. } = entry.clone();
+        let (name, path) = (entry.name.clone(), entry.path.clone());
         let read = move || {
             let mut reported = 0.0;
             Model::load(&path, &options, move |done| {
@@ -188,12 +219,12 @@ impl ModelRegistry {
                 if done - reported >= 0.01 {
                     reported = done;
                     registry.change(&name, |entry| {
-                        if let ModelState::Loading(progress) = &mut entry.state {
+                        if let ModelState::Loading { progress, .. } = &mut entry.state {
                             *progress = done;
                         }
                     });
                 }
-                !load_cancelled.load(Ordering::Acquire)
+                !cancelled.load(Ordering::Acquire)
             })
         };
         tokio::task::spawn_blocking(read).await.map_err(|_| load_error(&entry.path, "the loader panicked"))?
@@ -207,160 +238,13 @@ impl ModelRegistry {
     }
 }
 
-pub(super) fn model_options(config: &EngineConfig, entry: &ModelEntry) -> ModelOptions {
-    let control = || ControlVectors { files: config.control.files.clone(), layers: config.control.layers.clone() };
-    ModelOptions {
-        name: Some(entry.name.clone()),
-        adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
-        images: config.images.as_ref().filter(|_| entry.default).map(|images| ImageOptions {
-            projector: images.projector.clone(),
-            gpu: images.gpu,
-            threads: config.threads_batch,
-            min_tokens: images.min_tokens,
-            max_tokens: images.max_tokens,
-        }),
-        control: if entry.default { control() } else { ControlVectors::default() },
-        gpu_layers: gpu_layers(config.gpu.layers),
-        devices: config.gpu.devices.clone(),
-        split_mode: match config.gpu.split_mode {
-            config::SplitModeFlag::None => SplitMode::None,
-            config::SplitModeFlag::Layer => SplitMode::Layer,
-            config::SplitModeFlag::Row => SplitMode::Row,
-        },
-        tensor_split: config.gpu.tensor_split.clone(),
-        main_gpu: config.gpu.main_gpu,
-        tensors: TensorPlacement {
-            named: config.gpu.tensors.iter().map(|place| (place.pattern.clone(), place.buffer.clone())).collect(),
-            cpu_moe: config.gpu.cpu_moe,
-            n_cpu_moe: config.gpu.n_cpu_moe,
-            n_cpu_ffn: config.gpu.n_cpu_ffn,
-        },
-        no_mmap: config.no_mmap,
-        mlock: config.mlock,
-        tuning: tuning(&config.tuning),
-        context: ContextRequirements {
-            context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
-            limit_to_training_context: config.ctx_size.is_none(),
-            sequences: config.parallel,
-            ubatch_size: config.ubatch_size,
-            stores_scores: config.attention != flags::OnOffAuto::Off,
-            keys: cache_type(config.cache.type_k),
-            values: cache_type(config.cache.type_v),
-        },
+impl ModelEntry {
+    /// Sets the state of a load that begins. Returns the flag that cancels it.
+    fn begin_load(&mut self) -> Arc<AtomicBool> {
+        let cancelled = Arc::<AtomicBool>::default();
+        self.state = ModelState::Loading { progress: 0.0, cancelled: Arc::clone(&cancelled) };
+        cancelled
     }
-}
-
-pub(super) fn gpu_layers(layers: config::GpuLayersFlag) -> GpuLayers {
-    match layers {
-        config::GpuLayersFlag::Auto => GpuLayers::Auto,
-        config::GpuLayersFlag::All => GpuLayers::All,
-        config::GpuLayersFlag::Count(count) => GpuLayers::Count(count),
-    }
-}
-
-fn tuning(flags: &TuningFlags) -> Tuning {
-    let overridden = |value: &OverrideValue| match value {
-        OverrideValue::Int(number) => MetadataValue::Int(*number),
-        OverrideValue::Float(number) => MetadataValue::Float(*number),
-        OverrideValue::Bool(yes) => MetadataValue::Bool(*yes),
-        OverrideValue::Text(text) => MetadataValue::Text(text.clone()),
-    };
-    Tuning {
-        rope: RopeOptions {
-            scaling: flags.rope_scaling.map(|scaling| match scaling {
-                config::RopeScalingFlag::None => RopeScaling::None,
-                config::RopeScalingFlag::Linear => RopeScaling::Linear,
-                config::RopeScalingFlag::Yarn => RopeScaling::Yarn,
-            }),
-            base: flags.rope_freq_base,
-            scale: flags.frequency_scale(),
-            yarn_original_context: flags.yarn_orig_ctx,
-            yarn_extrapolation: flags.yarn_ext_factor,
-            yarn_attention: flags.yarn_attn_factor,
-            yarn_beta_fast: flags.yarn_beta_fast,
-            yarn_beta_slow: flags.yarn_beta_slow,
-        },
-        overrides: flags.override_kv.iter().map(|entry| (entry.key.clone(), overridden(&entry.value))).collect(),
-        check_tensors: flags.check_tensors,
-        cache_on_host: flags.kv_offload == flags::OnOff::Off,
-        no_op_offload: flags.op_offload == flags::OnOff::Off,
-        no_repack: flags.repack == flags::OnOff::Off,
-        no_host: flags.no_host,
-        numa: flags.numa.map(|numa| match numa {
-            config::NumaFlag::Distribute => Numa::Distribute,
-            config::NumaFlag::Isolate => Numa::Isolate,
-            config::NumaFlag::Numactl => Numa::Numactl,
-        }),
-        threads: ThreadOptions {
-            poll: flags.poll,
-            priority: flags.prio,
-            processors: flags.processors(),
-            strict: flags.cpu_strict == flags::OnOff::On,
-        },
-    }
-}
-
-fn engine_options(
-    Config { engine, server, data }: &Config,
-    model: &Model,
-    draft_model: Option<DraftModel>,
-    clock: Clock,
-) -> EngineOptions {
-    // llama.cpp decodes an image within one physical batch if its tokens attend to each other.
-    let undivided = model.images().map_or(0, |images| images.max_undivided_tokens());
-    if undivided > engine.ubatch_size {
-        tracing::info!(model = model.name(), ubatch_size = undivided, "physical batch enlarged for whole images");
-    }
-    EngineOptions {
-        ctx_size: engine.slot_context(model.card().context_train),
-        parallel: engine.parallel,
-        threads: engine.threads,
-        threads_batch: engine.threads_batch,
-        batch_size: engine.batch_size.max(undivided),
-        ubatch_size: engine.ubatch_size.max(undivided),
-        attention: attention_capture(engine),
-        cache_type_k: cache_type(engine.cache.type_k),
-        cache_type_v: cache_type(engine.cache.type_v),
-        slot_prompt_similarity: engine.cache.slot_prompt_similarity,
-        cache_ram_bytes: engine.cache.cache_ram_bytes,
-        speculation: speculation(engine, draft_model.is_some()),
-        draft_model,
-        max_unread_time: MAX_UNREAD_TIME,
-        hash_cache: Some(data.dir.join("cache").join("weights")),
-        max_tokens: server.max_tokens,
-        encode_heads: attention::encode_heads,
-        encode_attention: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
-        clock,
-    }
-}
-
-fn speculation(EngineConfig { speculation, .. }: &EngineConfig, has_draft_model: bool) -> SpeculationOptions {
-    SpeculationOptions {
-        drafter: match (speculation.ngrams, has_draft_model) {
-            (false, false) => DrafterKind::None,
-            (true, false) => DrafterKind::Ngram,
-            (false, true) => DrafterKind::Model,
-            (true, true) => DrafterKind::NgramThenModel,
-        },
-        max_draft: speculation.max_draft as usize,
-        min_draft: speculation.min_draft as usize,
-        min_match: speculation.min_match as usize,
-        min_probability: speculation.min_probability,
-        adaptive: true,
-    }
-}
-
-fn attention_capture(engine: &EngineConfig) -> AttentionCapture {
-    match engine.attention {
-        flags::OnOffAuto::Auto if engine.flash_attention => AttentionCapture::Flash,
-        flags::OnOffAuto::Auto => AttentionCapture::Auto,
-        flags::OnOffAuto::On => AttentionCapture::On,
-        flags::OnOffAuto::Off => AttentionCapture::Off,
-    }
-}
-
-pub(super) fn cache_type(named: crate::config::CacheTypeFlag) -> CacheType {
-    CacheType::ALL.into_iter().find(|kind| kind.as_str() == named.as_str()).unwrap_or_default()
 }
 
 pub(super) async fn default_path(config: &Config) -> Result<PathBuf, ModelError> {

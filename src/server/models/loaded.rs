@@ -5,6 +5,7 @@ use crate::model::chat::ChatTemplate;
 use crate::model::{Model, Vocabulary};
 use crate::server::ApiError;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// A loaded model with its engine; cheap to clone.
 ///
@@ -17,6 +18,7 @@ struct Inner {
     engine: Engine,
     encoder: Encoder,
     template: Result<ChatTemplate, String>,
+    created: Instant,
     /// Held while the threads end.
     stopping: tokio::sync::Mutex<()>,
 }
@@ -43,7 +45,8 @@ impl Loaded {
         {
             tracing::warn!(model = engine.model().name(), %reason, "chat is not available for this model");
         }
-        Self(Arc::new(Inner { aliases, engine, encoder, template, stopping: tokio::sync::Mutex::default() }))
+        let (created, stopping) = (Instant::now(), tokio::sync::Mutex::default());
+        Self(Arc::new(Inner { aliases, engine, encoder, template, created, stopping }))
     }
 
     /// Returns a reference that does not keep the model in memory.
@@ -117,6 +120,11 @@ impl Loaded {
         self.0.engine.is_running() && self.0.encoder.is_running()
     }
 
+    /// Returns the time since the model was loaded.
+    pub(super) fn age(&self) -> Duration {
+        self.0.created.elapsed()
+    }
+
     /// Ends all runs and waits for the threads. After that, the recorder has received all data of the runs.
     pub async fn stop(&self) {
         // A second caller waits for the threads, too.
@@ -162,7 +170,7 @@ fn template_of(engine: &Engine, given: Option<&str>) -> Result<ChatTemplate, Str
     let special = vocabulary.special();
     let (bos, eos) = (text(special.bos), text(special.eos));
     let template = match given {
-        Some(name) if is_chat_template_name(name) => ChatTemplate::from_llama_cpp(name, &bos, &eos),
+        Some(name) if is_chat_template_name(name) => ChatTemplate::from_llama_cpp(name),
         given => ChatTemplate::new(given.or(model.card().chat_template.as_deref()), &bos, &eos),
     };
     template.map(|template| template.with_literal_masking(Arc::clone(vocabulary))).map_err(|error| error.to_string())

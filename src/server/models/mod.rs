@@ -5,11 +5,11 @@
 //! model's metadata. All engines send their signals to one recorder.
 
 mod draft;
-mod encoding;
 mod folder;
 mod load;
 mod loaded;
 mod names;
+mod options;
 mod probe;
 mod sessions;
 mod sleeping;
@@ -37,11 +37,18 @@ use tokio::sync::watch;
 pub enum ModelState {
     /// Known, but not in memory.
     Unloaded,
-    /// Progress of reading the weights from 0 to 1; it stays 1 while the context is created.
-    Loading(f32),
+    /// Being loaded.
+    Loading {
+        /// Progress of reading the weights from 0 to 1; it stays 1 while the context is created.
+        progress: f32,
+        /// Cancels the load.
+        cancelled: Arc<AtomicBool>,
+    },
+    /// Its load was cancelled and has not ended yet.
+    CancellingLoad,
     /// Accepts requests.
     Ready(Loaded),
-    /// Accepts no new requests; active runs may end. Also the state of a cancelled load until it has ended.
+    /// Accepts no new requests; active runs may end.
     Unloading(WeakLoaded),
     /// Loading failed.
     Failed(LoadFailure),
@@ -62,10 +69,10 @@ pub struct ModelEntry {
     pub state: ModelState,
     /// Counter of the last request to it; larger is later.
     last_used: u64,
-    /// Data to report while the model is sleeping; `None` if it is not.
+    /// Data to report from the time at which the model falls asleep until it is loaded again; `None` otherwise.
     sleeping: Option<Arc<SleepingModel>>,
-    /// Cancels the load in progress.
-    load_cancelled: Arc<AtomicBool>,
+    /// True if the threads of the model stopped soon after the previous load.
+    stopped_early: bool,
 }
 
 /// The models of a server; cheap to clone.
@@ -207,15 +214,14 @@ impl ModelRegistry {
         let autoload = self.0.config.server.models.autoload || entry.is_sleeping();
         // The health check reports a default model that has stopped, so that the server is restarted.
         if !entry.default && entry.ready().is_some_and(|loaded| !loaded.is_running()) {
-            tracing::error!(model = entry.name, "the decode thread of the model has stopped, unloading it");
-            self.spawn_unload(entry);
+            self.unload_stopped(entry);
         }
         match &entry.state {
             ModelState::Ready(loaded) => Ok(ModelLookup::Ready(loaded.clone())),
             ModelState::Unloaded if autoload => Ok(ModelLookup::Unloaded(entry.name.clone())),
             ModelState::Failed(_) if autoload => Ok(ModelLookup::Failed(entry.clone())),
-            ModelState::Loading(_) => Ok(ModelLookup::Changing),
-            ModelState::Unloading(_) if autoload => Ok(ModelLookup::Changing),
+            ModelState::Loading { .. } => Ok(ModelLookup::Changing),
+            ModelState::Unloading(_) | ModelState::CancellingLoad if autoload => Ok(ModelLookup::Changing),
             _ => Err(entry.not_loaded()),
         }
     }
@@ -232,7 +238,11 @@ impl ModelRegistry {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let running: Vec<Loaded> = {
             let models = self.lock();
-            models.entries.iter().for_each(|entry| entry.load_cancelled.store(true, Ordering::Release));
+            for entry in &models.entries {
+                if let ModelState::Loading { cancelled, .. } = &entry.state {
+                    cancelled.store(true, Ordering::Release);
+                }
+            }
             models.entries.iter().filter_map(ModelEntry::in_memory).collect()
         };
         futures::future::join_all(running.iter().map(Loaded::stop)).await;
@@ -317,7 +327,7 @@ impl ModelEntry {
             state: ModelState::Unloaded,
             last_used: 0,
             sleeping: None,
-            load_cancelled: Arc::default(),
+            stopped_early: false,
         }
     }
 
@@ -327,10 +337,10 @@ impl ModelEntry {
             ModelState::Failed(LoadFailure { reason, .. }) => {
                 ApiError::unavailable(format!("the model '{name}' could not be loaded: {reason}")).at("model")
             }
-            ModelState::Loading(_) => {
+            ModelState::Loading { .. } => {
                 ApiError::unavailable(format!("the model '{name}' is being loaded")).at("model").retry_after(1)
             }
-            ModelState::Unloading(_) => {
+            ModelState::Unloading(_) | ModelState::CancellingLoad => {
                 ApiError::unavailable(format!("the model '{name}' is being unloaded")).at("model").retry_after(1)
             }
             _ => {

@@ -11,6 +11,10 @@ use std::sync::Arc;
 pub struct SleepingModel {
     /// The body of `GET /props`.
     pub props: Box<RawValue>,
+    /// The source of its chat template, if it has one.
+    pub chat_template: Option<String>,
+    /// True if it takes images.
+    pub vision: bool,
     /// The statuses of its engine and of its encoder.
     pub statuses: [Arc<EngineStatus>; 2],
 }

@@ -80,20 +80,44 @@ async fn model_is_loaded_again_after_a_cancelled_load() {
     let registry = app.models();
     registry.begin_load("apple").await.unwrap();
     registry.begin_unload("apple").unwrap();
-    assert!(matches!(registry.named("apple").unwrap().state, ModelState::Unloading(_)));
+    assert!(matches!(registry.named("apple").unwrap().state, ModelState::CancellingLoad));
     assert!(registry.loaded(APPLE).await.unwrap().is_running());
     registry.stop().await;
 }
 
 #[tokio::test]
-async fn model_whose_threads_have_ended_is_loaded_again() {
+async fn load_that_was_cancelled_at_its_end_leaves_no_engine() {
     let (_folder, app) = app().await;
     let registry = app.models();
-    let loaded = registry.loaded(APPLE).await.unwrap();
-    loaded.stop().await;
-    assert!(!loaded.is_running());
-    drop(loaded);
-    assert!(registry.loaded(APPLE).await.unwrap().is_running());
+    let entry = registry.named("apple").unwrap();
+    for ends_server in [false, true] {
+        let loaded = registry.loaded(APPLE).await.unwrap();
+        let cancelled = Arc::<AtomicBool>::default();
+        registry.change("apple", |entry| {
+            entry.state = ModelState::Loading { progress: 1.0, cancelled: Arc::clone(&cancelled) };
+        });
+        if ends_server {
+            registry.stop().await;
+        } else {
+            registry.begin_unload("apple").unwrap();
+        }
+        registry.end_load(&entry, &cancelled, None, Ok(loaded.clone())).await.unwrap_err();
+        assert!(!loaded.is_running());
+        assert!(matches!(registry.named("apple").unwrap().state, ModelState::Unloaded));
+    }
+}
+
+#[tokio::test]
+async fn model_whose_threads_have_ended_is_loaded_again_once() {
+    let (_folder, app) = app().await;
+    let registry = app.models();
+    for _ in 0..2 {
+        let loaded = registry.loaded(APPLE).await.unwrap();
+        assert!(loaded.is_running());
+        loaded.stop().await;
+    }
+    let error = format!("{:?}", registry.loaded(APPLE).await.unwrap_err());
+    assert!(error.contains("its decode thread stopped soon after each of the last two loads"), "{error}");
     registry.stop().await;
 }
 
@@ -104,17 +128,22 @@ async fn concurrent_read_only_requests_wait_for_a_sleeping_model() {
     let loaded = registry.loaded(APPLE).await.unwrap();
     let statuses = [Arc::clone(loaded.engine().status()), Arc::clone(loaded.encoder().status())];
     drop(loaded);
-    let sleeping = SleepingModel { props: RawValue::from_string("{}".to_owned()).unwrap(), statuses };
+    let sleeping = SleepingModel {
+        props: RawValue::from_string("{}".to_owned()).unwrap(),
+        chat_template: None,
+        vision: false,
+        statuses,
+    };
     let used = registry.named("apple").unwrap().last_used;
     registry.begin_sleep("apple", used, sleeping);
     wait_for(registry, |state| matches!(state, ModelState::Unloaded)).await;
     assert!(registry.named("apple").unwrap().is_sleeping());
     let first = tokio::spawn({
         let app = app.clone();
-        async move { app.loaded_now(APPLE).await.map(|_| ()) }
+        async move { app.loaded_for_read(APPLE).await.map(|_| ()) }
     });
-    wait_for(registry, |state| matches!(state, ModelState::Loading(_) | ModelState::Ready(_))).await;
-    app.loaded_now(APPLE).await.unwrap();
+    wait_for(registry, |state| matches!(state, ModelState::Loading { .. } | ModelState::Ready(_))).await;
+    app.loaded_for_read(APPLE).await.unwrap();
     first.await.unwrap().unwrap();
     registry.stop().await;
 }

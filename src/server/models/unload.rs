@@ -1,6 +1,8 @@
 //! Unloading: on request, and before another model is loaded.
 
-use super::{Loaded, ModelEntry, ModelRegistry, ModelState, SleepingModel, WeakLoaded};
+use super::load::RETRY_DELAY;
+use super::{LoadFailure, Loaded, ModelEntry, ModelRegistry, ModelState, SleepingModel};
+use crate::model::llama::WeightFile;
 use crate::server::{ApiError, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,15 +24,16 @@ impl ModelRegistry {
         let entry = self.named(name)?;
         let changed = self.change(&entry.name, |entry| {
             let was_sleeping = entry.sleeping.take().is_some();
+            entry.stopped_early = false;
             match &entry.state {
-                ModelState::Ready(_) => self.spawn_unload(entry),
-                ModelState::Loading(_) => {
-                    entry.load_cancelled.store(true, Ordering::Release);
-                    entry.state = ModelState::Unloading(WeakLoaded::default());
+                ModelState::Ready(_) => self.spawn_unload(entry, None),
+                ModelState::Loading { cancelled, .. } => {
+                    cancelled.store(true, Ordering::Release);
+                    entry.state = ModelState::CancellingLoad;
                 }
                 ModelState::Failed(_) => entry.state = ModelState::Unloaded,
                 ModelState::Unloaded if !was_sleeping => return Err(entry.not_loaded()),
-                ModelState::Unloaded | ModelState::Unloading(_) => {}
+                ModelState::Unloaded | ModelState::CancellingLoad | ModelState::Unloading(_) => {}
             }
             Ok(())
         });
@@ -43,7 +46,8 @@ impl ModelRegistry {
         let changed = self.change(name, |entry| {
             let is_unused = entry.last_used == used && entry.ready().is_some_and(|loaded| !loaded.is_busy());
             if is_unused {
-                self.spawn_unload(entry);
+                entry.stopped_early = false;
+                self.spawn_unload(entry, None);
                 entry.sleeping = sleeping.map(Arc::new);
             }
             is_unused
@@ -51,15 +55,26 @@ impl ModelRegistry {
         changed.unwrap_or_default()
     }
 
-    /// Starts unloading a model if it is ready.
-    pub(super) fn spawn_unload(&self, entry: &mut ModelEntry) {
+    /// Starts unloading a model whose threads have stopped. If this was found soon after each of the last two loads, the
+    /// model counts as one that cannot be loaded, so that not every request loads it.
+    pub(super) fn unload_stopped(&self, entry: &mut ModelEntry) {
+        tracing::error!(model = entry.name, "the decode thread of the model has stopped, unloading it");
+        let is_early = entry.ready().is_some_and(|loaded| loaded.age() < RETRY_DELAY);
+        let failure = (is_early && entry.stopped_early)
+            .then_some("its decode thread stopped soon after each of the last two loads; the log has the cause");
+        entry.stopped_early = is_early;
+        self.spawn_unload(entry, failure);
+    }
+
+    /// Starts unloading a model if it is ready. With a `failure`, it counts afterwards as one that cannot be loaded.
+    fn spawn_unload(&self, entry: &mut ModelEntry, failure: Option<&'static str>) {
         let Some(loaded) = entry.ready().cloned() else { return };
         entry.state = ModelState::Unloading(loaded.downgrade());
         let (registry, name) = (self.clone(), entry.name.clone());
-        tokio::spawn(async move { registry.unload(name, loaded).await });
+        tokio::spawn(async move { registry.unload(name, loaded, failure).await });
     }
 
-    async fn unload(&self, name: String, loaded: Loaded) {
+    async fn unload(&self, name: String, loaded: Loaded, failure: Option<&'static str>) {
         let began = Instant::now();
         let grace = self.0.config.server.shutdown_grace;
         while loaded.is_busy() && began.elapsed() < grace {
@@ -86,7 +101,11 @@ impl ModelRegistry {
                 "responses still use the unloaded model; its memory is freed after the last one"
             );
         }
-        self.change(&name, |entry| entry.state = ModelState::Unloaded);
+        self.change(&name, |entry| {
+            entry.state = failure.map_or(ModelState::Unloaded, |reason| {
+                ModelState::Failed(LoadFailure::new(reason.to_owned(), WeightFile::new(&entry.path).ok()))
+            });
+        });
         tracing::info!(model = name, "model unloaded");
     }
 
@@ -113,7 +132,9 @@ impl ModelRegistry {
                 // The default model is unloaded last, because requests without a name would load it again.
                 let idle = idle.min_by_key(|entry| (entry.default, entry.last_used));
                 let idle = idle.map(|entry| (entry.name.clone(), entry.last_used));
-                let unloading = others.iter().any(|entry| matches!(entry.state, ModelState::Unloading(_)));
+                let unloading = others
+                    .iter()
+                    .any(|entry| matches!(entry.state, ModelState::Unloading(_) | ModelState::CancellingLoad));
                 (others.len(), unloading, idle)
             };
             if others < max_loaded {
@@ -143,6 +164,6 @@ impl ModelRegistry {
 
 impl ModelEntry {
     fn occupies_memory(&self) -> bool {
-        matches!(self.state, ModelState::Ready(_) | ModelState::Loading(_) | ModelState::Unloading(_))
+        !matches!(self.state, ModelState::Unloaded | ModelState::Failed(_))
     }
 }

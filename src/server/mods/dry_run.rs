@@ -36,7 +36,7 @@ pub struct DryRunReport {
 }
 
 /// The reply of the mod at an event.
-#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub struct ModReplyReport {
     /// Number of the event.
     pub sequence_order: i32,
@@ -65,7 +65,7 @@ pub struct ModReplyReport {
 }
 
 /// The first difference between the mod's actions and the recorded ones.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct FirstDifference {
     /// Number of the event.
     pub sequence_order: i32,
@@ -79,17 +79,19 @@ pub struct FirstDifference {
     pub now: String,
 }
 
-impl ModReplyReport {
-    /// Returns the reply as text, with the texts of its tokens.
-    fn describe(&self, vocabulary: &Vocabulary) -> String {
-        match (&self.exception, &self.action) {
-            (Some(message), _) => format!("failed: {message}"),
-            (None, Some(action)) if action.tokens.is_empty() => action.to_string(),
-            (None, Some(action)) => format!("{action} {:?}", vocabulary.decode(&action.tokens)),
-            (None, None) => "Noop".to_owned(),
+impl From<&ModReplyReport> for FirstDifference {
+    fn from(reply: &ModReplyReport) -> Self {
+        Self {
+            sequence_order: reply.sequence_order,
+            step: reply.step,
+            event: reply.event,
+            recorded: reply.recorded.clone(),
+            now: reply.now.clone(),
         }
     }
+}
 
+impl ModReplyReport {
     /// Returns true if the mod did something at the event.
     #[must_use]
     pub fn has_effect(&self) -> bool {
@@ -97,18 +99,28 @@ impl ModReplyReport {
     }
 }
 
-/// Calls a mod with the events of a recorded run, until the deadline. `limits` are those of the engine.
+/// Options of a dry run.
+#[derive(Debug, Clone, Copy)]
+pub struct DryRunOptions<'a> {
+    /// The run, as the caller named it.
+    pub run: &'a str,
+    /// Configuration of the mod; `None` for the recorded one.
+    pub config: Option<&'a Value>,
+    /// Limits of the engine.
+    pub limits: ReplayLimits,
+    /// Time at which the dry run ends early; `None` for never.
+    pub deadline: Option<Instant>,
+}
+
+/// Calls a mod with the events of a recorded run.
 ///
 /// # Errors
 /// The run cannot be replayed with this model, or the mod cannot be started.
 pub fn dry_run(
     model: &Model,
     factory: &dyn ModFactory,
-    config: Option<&Value>,
-    name: &str,
     run: &Document,
-    limits: ReplayLimits,
-    deadline: Option<Instant>,
+    options: DryRunOptions<'_>,
 ) -> Result<DryRunReport, String> {
     let first = run.events.first().and_then(|event| event.measured.as_ref());
     let prompt = first.and_then(|measured| measured.prompt.as_ref()).filter(|prompt| !prompt.tokens.is_empty());
@@ -119,7 +131,7 @@ pub fn dry_run(
     let mut entries = parameters["mods"].as_array().into_iter().flatten();
     let entry = entries.find(|entry| entry["name"] == mod_name.as_str());
     let later_mods = entries.filter_map(|entry| entry["name"].as_str().map(str::to_owned)).collect();
-    let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
+    let config = options.config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
     let template = model.card().chat_template.as_deref().unwrap_or_default();
     let answer_format =
         AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_parameter(&parameters, "answer_format"));
@@ -133,13 +145,14 @@ pub fn dry_run(
         tools: prompt.tools.clone(),
         images: PromptImage::from_records(&prompt.images, &prompt.tokens),
         answer_format: Arc::new(answer_format),
+        stop_tokens: serde_json::from_value(parameters["limits"]["stop_tokens"].clone()).unwrap_or_default(),
         seed: initial_seed(&parameters),
         parameters,
         grammars: Arc::clone(model.grammars()),
         hidden_layers: Err(NoHiddenStates::Recorded),
     });
     let instance = factory.start(&config, &view).map_err(|message| format!("mod '{mod_name}': {message}"))?;
-    let recorded = run.mod_calls.iter().any(|call| call.mod_name == mod_name);
+    let was_used = run.mod_calls.iter().any(|call| call.mod_name == mod_name);
     let source = factory.source_text().unwrap_or_default();
     let files = source.as_object().into_iter().flat_map(|files| files.keys().cloned()).collect();
     let mut dry_run = DryRun {
@@ -149,24 +162,26 @@ pub fn dry_run(
         files,
         health: ModHealth::default(),
         later_mods,
-        sequence: RecordedSequence::new(limits),
+        sequence: RecordedSequence::new(options.limits),
         undelivered: None,
         is_own_call: false,
         had_own_call: false,
-        pending: None,
-        recorded: ModReplyReport::default(),
-        report: DryRunReport {
-            run: name.to_owned(),
-            calls: 0,
-            recorded,
-            complete: true,
-            events: Vec::new(),
-            difference: None,
-        },
+        new_reply: None,
+        recorded_reply: RecordedReply::default(),
+        calls: 0,
+        events: Vec::new(),
     };
-    let result = dry_run.replay(run, deadline);
+    let replayed = dry_run.replay(run, options.deadline);
     dry_run.instance.finished();
-    result.map(|()| dry_run.report)
+    let DryRun { calls, events, .. } = dry_run;
+    Ok(DryRunReport {
+        run: options.run.to_owned(),
+        calls,
+        recorded: was_used,
+        complete: replayed?,
+        difference: events.iter().find(|reply| reply.differs).map(FirstDifference::from),
+        events,
+    })
 }
 
 /// Returns the seed of the mods. Those of a fork have the seed with which the first of its recorded runs started.
@@ -192,6 +207,23 @@ fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> Res
     Ok(())
 }
 
+/// The recorded reply of the mod at an event.
+#[derive(Default)]
+struct RecordedReply {
+    action: Option<RequestedAction>,
+    exception: Option<String>,
+}
+
+/// Returns a reply as text, with the texts of its tokens.
+fn describe(action: Option<&RequestedAction>, exception: Option<&str>, vocabulary: &Vocabulary) -> String {
+    match (exception, action) {
+        (Some(message), _) => format!("failed: {message}"),
+        (None, Some(action)) if action.tokens.is_empty() => action.to_string(),
+        (None, Some(action)) => format!("{action} {:?}", vocabulary.decode(&action.tokens)),
+        (None, None) => "Noop".to_owned(),
+    }
+}
+
 struct DryRun {
     view: Arc<RunView>,
     instance: Box<dyn ModInstance>,
@@ -209,25 +241,28 @@ struct DryRun {
     is_own_call: bool,
     /// True after that call.
     had_own_call: bool,
-    /// The mod's reply at the newest event.
-    pending: Option<ModReplyReport>,
+    /// The mod's reply at the newest event, until it is compared.
+    new_reply: Option<ModReplyReport>,
     /// The recorded reply at the newest event.
-    recorded: ModReplyReport,
-    report: DryRunReport,
+    recorded_reply: RecordedReply,
+    /// Number of events with which the mod was called.
+    calls: usize,
+    /// Events with an action, an error or output.
+    events: Vec<ModReplyReport>,
 }
 
 impl DryRun {
-    fn replay(&mut self, run: &Document, deadline: Option<Instant>) -> Result<(), String> {
+    /// Replays the run. Returns false if it ended at the deadline.
+    fn replay(&mut self, run: &Document, deadline: Option<Instant>) -> Result<bool, String> {
         for item in run.items() {
             match item {
                 TraceItem::Event(event) => {
                     self.end_event()?;
                     if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                        self.report.complete = false;
-                        return Ok(());
+                        return Ok(false);
                     }
                     self.sequence.apply_event(&event, &self.view.vocabulary)?;
-                    self.recorded = ModReplyReport::default();
+                    self.recorded_reply = RecordedReply::default();
                     self.had_own_call = false;
                     self.undelivered = Some(event);
                 }
@@ -236,7 +271,8 @@ impl DryRun {
                 TraceItem::ModLog(_) | TraceItem::Attention(_) => {}
             }
         }
-        self.end_event()
+        self.end_event()?;
+        Ok(true)
     }
 
     /// Ends the newest event: calls the mod if it was not called yet, and compares the replies.
@@ -263,10 +299,10 @@ impl DryRun {
             let disabled = self.health.count_call(name, event.event_type, step, exception.as_deref());
             logs.extend(disabled.map(|message| format!("{}: {message}", LogLevel::Error.as_str())));
             let (file, line) = self.location(&traceback.unwrap_or_default());
-            self.report.calls += 1;
+            self.calls += 1;
             report = ModReplyReport { action, exception, file, line, logs, ..report };
         }
-        self.pending = Some(report);
+        self.new_reply = Some(report);
         Ok(())
     }
 
@@ -287,7 +323,7 @@ impl DryRun {
         self.is_own_call = is_own && !self.had_own_call;
         self.had_own_call |= is_own;
         if self.is_own_call && call.exception_occurred {
-            self.recorded.exception = Some(call.exception_message.clone().unwrap_or_default());
+            self.recorded_reply.exception = Some(call.exception_message.clone().unwrap_or_default());
         }
         Ok(())
     }
@@ -298,30 +334,20 @@ impl DryRun {
             return;
         }
         if self.is_own_call {
-            self.recorded.action = Some(RequestedAction::from(action));
+            self.recorded_reply.action = Some(RequestedAction::from(action));
         }
         self.sequence.apply_action(action);
     }
 
     /// Compares the mod's actions at the newest event with the recorded ones.
     fn compare(&mut self) {
-        let Some(mut reply) = self.pending.take() else { return };
-        let same =
-            reply.action == self.recorded.action && reply.exception.is_some() == self.recorded.exception.is_some();
-        reply.differs = !same;
-        reply.now = reply.describe(&self.view.vocabulary);
-        reply.recorded = self.recorded.describe(&self.view.vocabulary);
-        if !same && self.report.difference.is_none() {
-            self.report.difference = Some(FirstDifference {
-                sequence_order: reply.sequence_order,
-                step: reply.step,
-                event: reply.event,
-                recorded: reply.recorded.clone(),
-                now: reply.now.clone(),
-            });
-        }
-        if !same || reply.has_effect() || self.recorded.has_effect() {
-            self.report.events.push(reply);
+        let Some(mut reply) = self.new_reply.take() else { return };
+        let (vocabulary, recorded) = (&self.view.vocabulary, &self.recorded_reply);
+        reply.differs = reply.action != recorded.action || reply.exception.is_some() != recorded.exception.is_some();
+        reply.now = describe(reply.action.as_ref(), reply.exception.as_deref(), vocabulary);
+        reply.recorded = describe(recorded.action.as_ref(), recorded.exception.as_deref(), vocabulary);
+        if reply.differs || reply.has_effect() {
+            self.events.push(reply);
         }
     }
 }

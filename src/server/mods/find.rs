@@ -11,7 +11,7 @@ use crate::server::{ApiError, App};
 /// # Errors
 /// The mod is not registered, and the database failed.
 pub(crate) async fn find_mod(app: &App, name: &str, scope: &Scope) -> Result<Option<ModInfo>, ApiError> {
-    if let Some(info) = app.registry().info_for(name, scope) {
+    if let Some(info) = app.registry().info(name, Some(scope)) {
         return Ok(Some(info));
     }
     let Ok(store) = app.store() else { return Ok(None) };

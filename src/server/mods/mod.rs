@@ -7,14 +7,14 @@ mod sync;
 mod upload;
 mod versions;
 
-pub use dry_run::{DryRunReport, dry_run};
+pub use dry_run::{DryRunOptions, DryRunReport, dry_run};
 pub(crate) use find::find_mod;
-pub use source::{VersionList, source_of, versions_of};
+pub use source::source_of;
 pub use sync::ModSync;
 pub use upload::register_upload;
-pub(crate) use upload::{RegisterModResponse, try_import, validate_upload};
+pub(crate) use upload::{ImportError, RegisterModResponse, import, python_for_uploads, validate_upload};
+pub use versions::{VersionList, store_used_versions, used_files, versions_of};
 pub(crate) use versions::{find_version, load_version, store_local_sources};
-pub use versions::{store_used_versions, used_files};
 
 use super::{ApiError, App, Caller, ErrorKind};
 
@@ -47,7 +47,7 @@ pub fn require_upload_rights(app: &App, caller: &Caller) -> Result<Option<String
 
 /// Returns the 404 error for an unknown mod.
 pub(crate) fn unknown_mod(app: &App, name: &str) -> ApiError {
-    let known: Vec<String> = app.registry().list_info().into_iter().map(|shown| shown.description.name).collect();
+    let known: Vec<String> = app.registry().list_info(None).into_iter().map(|shown| shown.description.name).collect();
     let name: String = name.chars().take(100).collect();
     ApiError::new(ErrorKind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
 }

@@ -1,53 +1,8 @@
-//! Sources and versions of mods, current and stored.
+//! Sources of mods, current and stored.
 
-use super::{find_mod, unknown_mod};
-use crate::events::Scope;
-use crate::mods::{self, ModOrigin, ModSource, RegisteredVersion};
+use super::unknown_mod;
+use crate::mods::{self, ModSource};
 use crate::server::{ApiError, App, ErrorKind};
-use serde::Serialize;
-use utoipa::ToSchema;
-
-/// The versions of a mod.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct VersionList {
-    /// Name of the mod.
-    pub name: String,
-    /// Hash of the version that runs use, or would use if it could be loaded; `null` for a deleted mod.
-    pub current: Option<String>,
-    /// Newest first.
-    #[schema(value_type = Vec<Object>)]
-    pub versions: Vec<RegisteredVersion>,
-}
-
-/// Returns the versions of a mod.
-///
-/// # Errors
-/// 404 if no such mod ever existed; an error if the database failed.
-pub async fn versions_of(app: &App, name: String, scope: &Scope) -> Result<VersionList, ApiError> {
-    let shown = find_mod(app, &name, scope).await?;
-    let current = shown.as_ref().map(|shown| shown.current.hash.clone());
-    let mut versions: Vec<RegisteredVersion> = Vec::new();
-    if let Some(mut shown) = shown {
-        versions.append(&mut shown.earlier);
-        versions.push(shown.current);
-    }
-    for stored in app.store()?.mod_versions(&name).await? {
-        if versions.iter().all(|known| known.hash != stored.hash) {
-            versions.push(RegisteredVersion {
-                hash: stored.hash,
-                origin: if stored.from_file { ModOrigin::File } else { ModOrigin::Uploaded },
-                registered_at: Some(stored.created_at),
-                registered_by: stored.created_by,
-            });
-        }
-    }
-    if versions.is_empty() {
-        return Err(unknown_mod(app, &name));
-    }
-    // The current version comes first, even if it was registered earlier.
-    versions.sort_by_key(|version| std::cmp::Reverse((current.as_ref() == Some(&version.hash), version.registered_at)));
-    Ok(VersionList { name, current, versions })
-}
 
 /// Returns the source of a version; default is the version that runs use.
 ///

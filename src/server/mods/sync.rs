@@ -1,16 +1,11 @@
 //! Synchronizes the mod registry with the database: at the start, and after changes by this or another server.
 
-use super::upload::{python_for_uploads, try_import, uploaded_version};
-use crate::mods::{ModOrigin, ModProblem, ModRegistry, ModUpload, version_of};
+use super::upload::{ImportError, import, python_for_uploads, uploaded_version};
+use crate::mods::{ImportRetry, ModFactory, ModOrigin, ModProblem, ModRegistry, ModUpload, version_of};
 use crate::server::{ApiError, App, ErrorKind};
-use crate::store::{Error, ModState, Store};
+use crate::store::{Error, ModState, ModVersion, Store};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-/// Delay after the first failed import of a mod that may load later; doubles up to [`MAX_RETRY_DELAY`].
-const MIN_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Maximum of that delay.
-const MAX_RETRY_DELAY: Duration = Duration::from_hours(1);
+use std::sync::Arc;
 
 /// Synchronization of the mod registry with the database.
 ///
@@ -21,24 +16,7 @@ pub struct ModSync {
     /// The last known state of each mod in the database, by name.
     states: BTreeMap<String, ModState>,
     /// Mods that failed to load and may load later, by name.
-    retries: BTreeMap<String, Retry>,
-}
-
-/// Next import of a mod that failed to load.
-struct Retry {
-    /// The version that failed to load.
-    hash: String,
-    at: Instant,
-    delay: Duration,
-}
-
-impl Retry {
-    /// Plans the next import of a version after a failed one; `earlier` is the last planned import of the mod.
-    fn after(earlier: Option<&Self>, hash: String) -> Self {
-        let earlier = earlier.filter(|retry| retry.hash == hash);
-        let delay = earlier.map_or(MIN_RETRY_DELAY, |retry| (retry.delay * 2).min(MAX_RETRY_DELAY));
-        Self { hash, at: Instant::now() + delay, delay }
-    }
+    retries: BTreeMap<String, ImportRetry>,
 }
 
 impl ModSync {
@@ -88,31 +66,20 @@ impl ModSync {
     /// and changes by other servers wait for it.
     fn due_retry(&self) -> Option<String> {
         let (name, retry) = self.retries.iter().min_by_key(|(_, retry)| retry.at)?;
-        (retry.at <= Instant::now()).then(|| name.clone())
+        retry.is_due().then(|| name.clone())
     }
 
     /// Applies the database's state of one mod.
     async fn sync_mod(&mut self, app: &App, store: &Store, name: &str) -> Result<(), Error> {
         let registry = app.registry();
-        let may_upload = app.config().server.allow_mod_upload;
         // Import before locking, because the import takes time and the state may change again.
-        let newest = if may_upload { store.uploaded_mod(name).await? } else { None };
-        let newest = newest.filter(|version| !has_version(registry, name, &version.hash));
-        let imported = match newest {
-            None => None,
-            Some(version) => {
-                let upload: Result<ModUpload, _> = serde_json::from_value(version.upload.clone());
-                let result = match upload {
-                    Ok(upload) => try_import(upload, python_for_uploads(app)).await,
-                    Err(error) => Err(ApiError::internal(error)),
-                };
-                match result {
-                    // The next synchronization retries it.
-                    Err(error) if error.status() == ErrorKind::Busy.status() => return Ok(()),
-                    result => Some((version, result)),
-                }
-            }
-        };
+        let imported = import_newest(app, store, name).await?;
+        if let Some(Imported { result: Err(ImportError::Server(error)), .. }) = &imported
+            && error.status() == ErrorKind::Busy.status()
+        {
+            // The next synchronization retries it.
+            return Ok(());
+        }
         let _changing = app.lock_mod_changes().await;
         let state = store.mod_states().await?.into_iter().find(|state| state.name == name);
         let hash = state.as_ref().and_then(|state| state.hash.as_deref());
@@ -120,24 +87,11 @@ impl ModSync {
         match imported {
             // It may have been uploaded again, to this server, during the import.
             _ if hash.is_some_and(|hash| has_version(registry, name, hash)) => registry.set_problem(name, None),
-            Some((version, result)) if hash == Some(&*version.hash) => {
-                if matches!(&result, Ok(Err(error)) if error.is_transient()) {
-                    retry = Some(Retry::after(self.retries.get(name), version.hash.clone()));
+            Some(imported) if hash == Some(&*imported.version.hash) => {
+                if matches!(&imported.result, Err(ImportError::Load(error)) if error.is_transient()) {
+                    retry = ImportRetry::after(self.retries.get(name), imported.version.hash.clone());
                 }
-                let failure = match result {
-                    Ok(Ok(factory)) => {
-                        let version = uploaded_version(version.hash, version.created_at, version.created_by);
-                        registry.register(factory, version).err().map(|taken| (taken.to_string(), None))
-                    }
-                    Ok(Err(error)) => Some((error.to_string(), error.traceback().map(str::to_owned))),
-                    Err(error) => Some((error.problem().detail, None)),
-                };
-                let problem = failure.map(|(message, traceback)| {
-                    let shown = traceback.as_deref().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
-                    tracing::error!(mod.name = name, "uploaded mod not loaded: {message}{shown}");
-                    ModProblem { file: name.to_owned(), message, traceback, at: app.now() }
-                });
-                registry.set_problem(name, problem);
+                register_imported(app, imported);
             }
             // The next synchronization imports the version that was uploaded during this import.
             Some(_) if hash.is_some() => return Ok(()),
@@ -173,8 +127,49 @@ impl ModSync {
     }
 }
 
+/// An uploaded version and the result of its import.
+struct Imported {
+    version: ModVersion,
+    result: Result<Arc<dyn ModFactory>, ImportError>,
+}
+
+/// Imports the newest uploaded version of a mod, unless runs use it or uploads are disabled.
+async fn import_newest(app: &App, store: &Store, name: &str) -> Result<Option<Imported>, Error> {
+    if !app.config().server.allow_mod_upload {
+        return Ok(None);
+    }
+    let newest = store.uploaded_mod(name).await?;
+    let Some(version) = newest.filter(|version| !has_version(app.registry(), name, &version.hash)) else {
+        return Ok(None);
+    };
+    let result = match serde_json::from_value::<ModUpload>(version.upload.clone()) {
+        Ok(upload) => import(upload, python_for_uploads(app)).await,
+        Err(error) => Err(ImportError::Server(ApiError::internal(error))),
+    };
+    Ok(Some(Imported { version, result }))
+}
+
+/// Registers an imported version, or reports why it was not imported.
+fn register_imported(app: &App, Imported { version, result }: Imported) {
+    let (registry, name) = (app.registry(), version.name);
+    let failure = match result {
+        Ok(factory) => {
+            let version = uploaded_version(version.hash, version.created_at, version.created_by);
+            registry.register(factory, version).err().map(|taken| (taken.to_string(), None))
+        }
+        Err(ImportError::Load(error)) => Some((error.to_string(), error.traceback().map(str::to_owned))),
+        Err(ImportError::Server(error)) => Some((error.problem().detail, None)),
+    };
+    let problem = failure.map(|(message, traceback)| {
+        let shown = traceback.as_deref().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
+        tracing::error!(mod.name = name, "uploaded mod not loaded: {message}{shown}");
+        ModProblem { file: name.clone(), message, traceback, at: app.now() }
+    });
+    registry.set_problem(&name, problem);
+}
+
 fn origin(registry: &ModRegistry, name: &str) -> Option<ModOrigin> {
-    registry.info(name).map(|shown| shown.current.origin)
+    registry.info(name, None).map(|shown| shown.current.origin)
 }
 
 /// Returns true if runs use that uploaded version.
@@ -186,29 +181,18 @@ fn has_version(registry: &ModRegistry, name: &str, hash: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn delay_of_retries_doubles_for_the_same_version() {
-        let mut retry = Retry::after(None, "a".to_owned());
-        assert_eq!(retry.delay, MIN_RETRY_DELAY);
-        for factor in [2, 4] {
-            retry = Retry::after(Some(&retry), "a".to_owned());
-            assert_eq!(retry.delay, MIN_RETRY_DELAY * factor);
-        }
-        assert_eq!(Retry::after(Some(&retry), "b".to_owned()).delay, MIN_RETRY_DELAY);
-        retry.delay = MAX_RETRY_DELAY;
-        assert_eq!(Retry::after(Some(&retry), "a".to_owned()).delay, MAX_RETRY_DELAY);
-    }
+    use std::time::Instant;
 
     #[test]
     fn due_retry_is_the_earliest_in_the_past() {
         let mut sync = ModSync::default();
         assert_eq!(sync.due_retry(), None);
-        let now = Instant::now();
-        let delay = MIN_RETRY_DELAY;
-        sync.retries.insert("later".to_owned(), Retry { hash: "a".to_owned(), at: now + MAX_RETRY_DELAY, delay });
+        let later = ImportRetry::after(None, "a".to_owned()).unwrap();
+        sync.retries.insert("later".to_owned(), later.clone());
         assert_eq!(sync.due_retry(), None);
-        sync.retries.insert("due".to_owned(), Retry { hash: "a".to_owned(), at: now, delay });
+        let mut due = later;
+        due.at = Instant::now();
+        sync.retries.insert("due".to_owned(), due);
         assert_eq!(sync.due_retry().as_deref(), Some("due"));
     }
 }

@@ -46,7 +46,7 @@ pub async fn register_upload(
 ) -> Result<RegisterModResponse, ApiError> {
     let name = validate_upload(app, &upload)?;
     let store = app.store()?;
-    let factory = import(app, upload.clone()).await?;
+    let factory = import(upload.clone(), python_for_uploads(app)).await?;
     let described = factory.describe();
     let version = ModVersion {
         name: name.clone(),
@@ -59,13 +59,13 @@ pub async fn register_upload(
     let changing = app.lock_mod_changes().await;
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
-    let unchanged = app.registry().info(&name).is_some_and(|shown| shown.current.hash == hash);
+    let unchanged = app.registry().info(&name, None).is_some_and(|shown| shown.current.hash == hash);
     let current = uploaded_version(version.hash, version.created_at, by);
     let replaced = app.registry().register(factory, current).map_err(|error| name_conflict(&error))?;
     drop(changing);
     app.registry().set_problem(&name, None);
     tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "mod uploaded");
-    let enabled = app.registry().info(&name).is_some_and(|shown| shown.enabled);
+    let enabled = app.registry().info(&name, None).is_some_and(|shown| shown.enabled);
     Ok(RegisterModResponse { name, replaced, unchanged, description: described.description, hash, enabled })
 }
 
@@ -75,8 +75,8 @@ pub(crate) fn validate_upload(app: &App, upload: &ModUpload) -> Result<String, A
     let name = upload.name().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?.to_owned();
     app.registry().check_name(&name, ModOrigin::Uploaded, None).map_err(|error| name_conflict(&error))?;
     let uploaded =
-        app.registry().list_info().iter().filter(|shown| shown.current.origin == ModOrigin::Uploaded).count();
-    if uploaded >= MAX_UPLOADED_MODS && app.registry().info(&name).is_none() {
+        app.registry().list_info(None).iter().filter(|shown| shown.current.origin == ModOrigin::Uploaded).count();
+    if uploaded >= MAX_UPLOADED_MODS && app.registry().get(&name).is_none() {
         let detail = format!("the limit of {MAX_UPLOADED_MODS} uploaded mods is reached; remove one first");
         return Err(ApiError::new(ErrorKind::NoRoom, detail));
     }
@@ -91,42 +91,48 @@ pub(crate) fn uploaded_version(hash: String, at: DateTime<Utc>, by: Option<Strin
     RegisteredVersion { hash, origin: ModOrigin::Uploaded, registered_at: Some(at), registered_by: by }
 }
 
-/// Imports a source in a worker with the restrictions of uploads.
-pub(crate) async fn import(app: &App, upload: ModUpload) -> Result<Arc<dyn ModFactory>, ApiError> {
-    import_as(upload, python_for_uploads(app)).await
-}
-
 /// Returns the settings with which uploads run.
 pub(crate) fn python_for_uploads(app: &App) -> mods::python::PythonMods {
     mods::python::PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() }
 }
 
-/// Imports a source in a worker with the given settings.
-pub(crate) async fn import_as(
-    upload: ModUpload,
-    python: mods::python::PythonMods,
-) -> Result<Arc<dyn ModFactory>, ApiError> {
-    try_import(upload, python).await?.map_err(|error| match &error {
-        LoadError::Failed { .. } => {
-            let detail = match error.traceback() {
-                Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
-                None => error.to_string(),
-            };
-            ApiError::invalid("source", detail).code(ErrorCode::ModFailed)
-        }
-        // The server lacks a requirement of Python mods.
-        _ => ApiError::unavailable(error.to_string()),
-    })
+/// The reason why a source was not imported.
+pub(crate) enum ImportError {
+    /// The server did not run the import.
+    Server(ApiError),
+    /// Python did not load the source.
+    Load(LoadError),
 }
 
-/// Imports a source in a worker and returns Python's error unchanged.
-pub(crate) async fn try_import(
+impl From<ImportError> for ApiError {
+    fn from(error: ImportError) -> Self {
+        match error {
+            ImportError::Server(error) => error,
+            ImportError::Load(error @ LoadError::Failed { .. }) => {
+                let detail = match error.traceback() {
+                    Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
+                    None => error.to_string(),
+                };
+                Self::invalid("source", detail).code(ErrorCode::ModFailed)
+            }
+            // The server lacks a requirement of Python mods.
+            ImportError::Load(error) => Self::unavailable(error.to_string()),
+        }
+    }
+}
+
+/// Imports a source in a worker.
+pub(crate) async fn import(
     upload: ModUpload,
     python: mods::python::PythonMods,
-) -> Result<Result<Arc<dyn ModFactory>, LoadError>, ApiError> {
+) -> Result<Arc<dyn ModFactory>, ImportError> {
     static WAITING: Semaphore = Semaphore::const_new(MAX_WAITING_UPLOADS);
-    let busy = || ApiError::new(ErrorKind::Busy, "too many mods are being checked; try again later").retry_after(1);
+    let busy = || {
+        let busy = ApiError::new(ErrorKind::Busy, "too many mods are being checked; try again later");
+        ImportError::Server(busy.retry_after(1))
+    };
     let waiting = WAITING.try_acquire().map_err(|_| busy())?;
     let importing = IMPORT_PERMITS.acquire().await.map_err(|_| busy())?;
-    run_with_permits((waiting, importing), move || upload.load(&python)).await
+    let loaded = run_with_permits((waiting, importing), move || upload.load(&python)).await;
+    loaded.map_err(ImportError::Server)?.map_err(ImportError::Load)
 }

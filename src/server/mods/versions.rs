@@ -1,21 +1,66 @@
-//! Earlier versions of mods. The version of a file mod is stored when a run uses it. All stored versions can be run
+//! Versions of mods. The version of a file mod is stored when a run uses it. All stored versions can be run
 //! again.
 
-use super::upload::import_as;
+use super::upload::import;
+use super::{find_mod, unknown_mod};
+use crate::events::Scope;
 use crate::mods::python::PythonMods;
 use crate::mods::python::sandbox::SandboxPolicy;
-use crate::mods::{ModOrigin, ModRef, ModUpload, ModUse, SelectedMod, source_store};
+use crate::mods::{ModOrigin, ModRef, ModUpload, ModUse, RegisteredVersion, SelectedMod, source_store};
 use crate::server::{ApiError, App};
 use crate::store::ModVersion;
 use crate::trace::document::Document;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Duration;
+use utoipa::ToSchema;
 
 /// Maximum mods per run whose sources are searched in the data directory.
 const MAX_LOCAL_SOURCES: usize = 16;
 /// Delay before the database is tried again.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
+
+/// The versions of a mod.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct VersionList {
+    /// Name of the mod.
+    pub name: String,
+    /// Hash of the version that runs use, or would use if it could be loaded; `null` for a deleted mod.
+    pub current: Option<String>,
+    /// Newest first.
+    #[schema(value_type = Vec<Object>)]
+    pub versions: Vec<RegisteredVersion>,
+}
+
+/// Returns the versions of a mod.
+///
+/// # Errors
+/// 404 if no such mod ever existed; an error if the database failed.
+pub async fn versions_of(app: &App, name: String, scope: &Scope) -> Result<VersionList, ApiError> {
+    let shown = find_mod(app, &name, scope).await?;
+    let current = shown.as_ref().map(|shown| shown.current.hash.clone());
+    let mut versions: Vec<RegisteredVersion> = Vec::new();
+    if let Some(mut shown) = shown {
+        versions.append(&mut shown.earlier);
+        versions.push(shown.current);
+    }
+    for stored in app.store()?.mod_versions(&name).await? {
+        if versions.iter().all(|known| known.hash != stored.hash) {
+            versions.push(RegisteredVersion {
+                hash: stored.hash,
+                origin: if stored.from_file { ModOrigin::File } else { ModOrigin::Uploaded },
+                registered_at: Some(stored.created_at),
+                registered_by: stored.created_by,
+            });
+        }
+    }
+    if versions.is_empty() {
+        return Err(unknown_mod(app, &name));
+    }
+    // The current version comes first, even if it was registered earlier.
+    versions.sort_by_key(|version| std::cmp::Reverse((current.as_ref() == Some(&version.hash), version.registered_at)));
+    Ok(VersionList { name, current, versions })
+}
 
 /// Stores the versions of file mods that runs use, until the server stops.
 pub fn store_used_versions(app: &App) {
@@ -104,6 +149,6 @@ pub(crate) async fn load_version(app: &App, version: ModVersion, mod_ref: ModRef
     let python = app.registry().python();
     let policy = if python.policy == SandboxPolicy::Off { SandboxPolicy::Off } else { SandboxPolicy::All };
     let origin = if version.from_file { ModOrigin::File } else { ModOrigin::Uploaded };
-    let factory = import_as(upload, PythonMods { origin, policy, ..python }).await?;
-    Ok(SelectedMod { factory: app.registry().with_toggle(&mod_ref.name, factory), mod_ref })
+    let factory = import(upload, PythonMods { origin, policy, ..python }).await?;
+    Ok(SelectedMod { factory: app.registry().with_status(&mod_ref.name, factory), mod_ref })
 }

@@ -1,20 +1,18 @@
-//! llama-server's flags for request defaults and routes.
+//! Default values of requests, with llama-server's flags.
 //!
-//! [`RequestFlags`] become fields of the request's JSON, so the request parser validates them.
+//! They become fields of the request's JSON, so the request parser validates them.
 
 use super::ConfigError;
 use super::flag_values::{OnOff, OnOffAuto};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Default values of requests.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Defaults of requests")]
 pub struct RequestFlags {
-    /// Maximum tokens of an answer; -1 for the size of the context
+    /// Maximum tokens of an answer; -1 for the size of the context; default: -1
     #[arg(
         short = 'n',
         long = "predict",
@@ -39,7 +37,7 @@ pub struct RequestFlags {
     /// Minimum probability of a token relative to the most probable one; default: 0.05
     #[arg(long, env = "THUNDER_MIN_P", value_name = "P")]
     pub min_p: Option<f32>,
-    /// Penalty on repeated tokens; 1 for none
+    /// Penalty on repeated tokens; 1 for none; default: 1
     #[arg(long, env = "THUNDER_REPEAT_PENALTY", value_name = "X")]
     pub repeat_penalty: Option<f32>,
     /// Number of last tokens that the penalties consider; default: 64
@@ -54,7 +52,7 @@ pub struct RequestFlags {
     /// Generation beyond end-of-generation tokens
     #[arg(long, env = "THUNDER_IGNORE_EOS", value_parser = clap::builder::FalseyValueParser::new())]
     pub ignore_eos: bool,
-    /// Number of prompt tokens to keep when the context is full; -1 for all
+    /// Number of prompt tokens to keep when the context is full; -1 for all; default: 0
     #[arg(long, env = "THUNDER_KEEP", value_name = "N", allow_negative_numbers = true)]
     pub keep: Option<i32>,
     /// Variables of the chat template as a JSON object, e.g. `{"enable_thinking": false}`
@@ -160,132 +158,6 @@ impl std::str::FromStr for TokenBias {
             Some(Self(text[..sign].parse().ok()?, bias))
         });
         parsed_bias.ok_or_else(|| format!("'{text}' is not a token id with a bias, e.g. 15043+1 or 15043-0.5"))
-    }
-}
-
-/// Routes of llama-server.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "llama-server's routes")]
-pub struct RouteFlags {
-    /// GET /slots with the state of every slot, the actions on slots in memory, and /sessions [also: --no-slots]
-    #[arg(long, env = "THUNDER_SLOTS", value_name = "on|off", default_value = "on", default_missing_value = "on",
-          num_args = 0..=1, require_equals = true)]
-    pub slots: OnOff,
-    /// GET /metrics with counters and histograms for Prometheus; default: on if the server listens on loopback addresses only
-    #[arg(long, env = "THUNDER_METRICS", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
-          require_equals = true)]
-    pub metrics: Option<OnOff>,
-    /// POST /props, which has no effect yet
-    #[arg(long, env = "THUNDER_PROPS", value_parser = clap::builder::FalseyValueParser::new())]
-    pub props: bool,
-    /// Path prefix of all APIs, sockets and the dashboard, e.g. `/llm`
-    #[arg(long, env = "THUNDER_API_PREFIX", value_name = "PATH")]
-    pub api_prefix: Option<String>,
-    /// APIs without the dashboard
-    #[arg(long, alias = "no-webui", env = "THUNDER_NO_UI", value_parser = clap::builder::FalseyValueParser::new())]
-    pub no_ui: bool,
-    /// Folder for saving and restoring slot and session snapshots
-    #[arg(long, env = "THUNDER_SLOT_SAVE_PATH", value_name = "DIR")]
-    pub slot_save_path: Option<PathBuf>,
-    /// Seconds of silence after which a stream sends a comment line to keep proxies from closing it; -1 for never
-    #[arg(
-        long,
-        env = "THUNDER_SSE_PING_INTERVAL",
-        value_name = "SECONDS",
-        default_value_t = 30,
-        allow_negative_numbers = true
-    )]
-    pub sse_ping_interval: i64,
-}
-
-/// Log settings, with llama-server's flags.
-#[derive(Debug, Clone, Default, Args)]
-pub struct LogFlags {
-    /// File to which the log is appended; default: standard error
-    #[arg(long, env = "THUNDER_LOG_FILE", value_name = "FILE", help_heading = "Logging")]
-    pub log_file: Option<PathBuf>,
-    /// Colored lines; default: if standard error is a terminal.
-    #[arg(long, hide = true, value_name = "on|off|auto", num_args = 0..=1, default_missing_value = "on")]
-    pub log_colors: Option<OnOffAuto>,
-    /// Disables logging.
-    #[arg(long, hide = true)]
-    log_disable: bool,
-    /// Logs everything, and adds `__verbose` to responses.
-    #[arg(short, long, alias = "log-verbose", hide = true)]
-    verbose: bool,
-    /// 0 and 1 for errors, 2 for warnings, 3 for the default, 4 for more, 5 for everything.
-    #[arg(long, alias = "log-verbosity", hide = true, value_name = "N", allow_negative_numbers = true)]
-    verbosity: Option<i32>,
-}
-
-impl LogFlags {
-    /// Returns true if responses have `__verbose` by default.
-    pub(super) const fn shows_verbose(&self) -> bool {
-        self.verbose
-    }
-
-    /// Returns the log filter that the flags select.
-    #[must_use]
-    pub fn log_filter(&self) -> Option<&'static str> {
-        match (self.log_disable, self.verbose, self.verbosity) {
-            (true, _, _) => Some("off"),
-            (_, true, _) | (_, _, Some(5..)) => Some("debug"),
-            (_, _, Some(4)) => Some("info"),
-            (_, _, Some(2)) => Some("warn"),
-            (_, _, Some(..=1)) => Some("error"),
-            (_, _, Some(3) | None) => None,
-        }
-    }
-}
-
-/// Routes of llama-server and their settings.
-#[derive(Debug, Clone)]
-pub struct RouteConfig {
-    /// True if `GET /slots` is served.
-    pub slots: bool,
-    /// True if `GET /metrics` is served.
-    pub metrics: bool,
-    /// True if `POST /props` is served.
-    pub props: bool,
-    /// True if the dashboard is served.
-    pub dashboard: bool,
-    /// Folder for slot and session snapshots.
-    pub slot_save_path: Option<PathBuf>,
-    /// Silence after which a stream sends a comment line; `None` for never.
-    pub sse_ping_interval: Option<Duration>,
-}
-
-impl RouteFlags {
-    /// Returns the prefix of every path; empty for none.
-    pub(super) fn prefix(&self) -> Result<String, ConfigError> {
-        let path = self.api_prefix.as_deref().unwrap_or_default();
-        let prefix = path.trim_end_matches('/');
-        let is_plain = |part: &str| {
-            let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-            !part.is_empty() && part.bytes().all(is_known) && !part.bytes().all(|byte| byte == b'.')
-        };
-        match prefix.strip_prefix('/') {
-            None if prefix.is_empty() => Ok(String::new()),
-            Some(parts) if parts.split('/').all(is_plain) => Ok(prefix.to_owned()),
-            _ => Err(ConfigError::Prefix { prefix: path.to_owned() }),
-        }
-    }
-
-    pub(super) fn config(&self, listen: &[SocketAddr]) -> Result<RouteConfig, ConfigError> {
-        if let Some(path) = self.slot_save_path.as_ref().filter(|path| !path.is_dir()) {
-            return Err(ConfigError::NoFolder { flag: "--slot-save-path", path: path.display().to_string() });
-        }
-        Ok(RouteConfig {
-            slots: self.slots == OnOff::On,
-            metrics: self.metrics.map_or_else(
-                || listen.iter().all(|address| address.ip().is_loopback()),
-                |metrics| metrics == OnOff::On,
-            ),
-            props: self.props,
-            dashboard: !self.no_ui,
-            slot_save_path: self.slot_save_path.clone(),
-            sse_ping_interval: u64::try_from(self.sse_ping_interval).ok().filter(|&s| s > 0).map(Duration::from_secs),
-        })
     }
 }
 
