@@ -14,7 +14,7 @@ pub enum Action {
     AdjustedPrefill {
         /// New prompt.
         tokens: Vec<TokenId>,
-        /// New maximum of tokens in the answer. Python mods and recordings name it `max_steps`.
+        /// New maximum of tokens in the answer. Recordings and Quote name it `max_steps`.
         max_tokens: Option<u32>,
     },
     /// Edit the logits of this step.
@@ -88,6 +88,12 @@ impl Action {
         Self::EmitError { message: message.into(), fault: Fault::Mod }
     }
 
+    /// Creates the action that removes the last `count` tokens and then appends `tokens`.
+    #[must_use]
+    pub fn backtrack(count: usize, tokens: Vec<TokenId>) -> Self {
+        Self::Backtrack { n: u32::try_from(count).unwrap_or(u32::MAX), tokens }
+    }
+
     /// Returns the type of the action.
     #[must_use]
     pub const fn kind(&self) -> ActionType {
@@ -112,13 +118,6 @@ impl Action {
             Self::AdjustedLogits { .. } => matches!(event, EventType::ForwardPass),
             Self::ForceTokens(_) | Self::Backtrack { .. } => !matches!(event, EventType::Prefilled),
         }
-    }
-
-    /// Returns the error of an action that is not permitted at the event.
-    #[must_use]
-    pub fn event_error(&self, event: EventType) -> Option<String> {
-        let name = self.kind().as_str();
-        (!self.permitted_on(event)).then(|| format!("{name} is not permitted at {}", event.as_str()))
     }
 
     /// Returns true if the action changes the course of the run. Of several such actions at one event, the first one

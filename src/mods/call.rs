@@ -62,12 +62,23 @@ pub struct RunView {
     pub answer_format: Arc<AnswerFormat>,
     /// Sampling parameters and limits, as recorded.
     pub parameters: Value,
+    /// Tokens that end the answer, in addition to the end-of-generation tokens of the vocabulary.
+    pub stop_tokens: Vec<TokenId>,
     /// Random seed of the run.
     pub seed: u32,
     /// Compiler of grammars for the model, for mods that constrain the answer.
     pub grammars: Arc<GrammarCompiler>,
     /// Number of layers whose hidden states mods can read.
     pub hidden_layers: Result<u16, NoHiddenStates>,
+}
+
+impl RunView {
+    /// Returns true if the token ends the answer. With `ignore_eos`, end-of-generation tokens are never sampled, but those
+    /// that a mod forces still end the answer.
+    #[must_use]
+    pub fn ends_answer(&self, token: TokenId) -> bool {
+        self.stop_tokens.contains(&token) || self.vocabulary.is_end_of_generation(token)
+    }
 }
 
 /// One event, as passed to a mod.
@@ -85,7 +96,7 @@ pub struct Call<'a> {
     pub evicted: usize,
     /// Index in `sequence` of the first token that followed all evicted ones; 0 if none were evicted.
     pub evictions_end: usize,
-    /// Maximum tokens in the answer. Python mods know it as `max_steps`.
+    /// Maximum tokens in the answer. The worker protocol and Quote name it `max_steps`.
     pub max_tokens: u32,
     /// Event with its data.
     pub event: CallEvent<'a>,
@@ -147,6 +158,19 @@ impl Call<'_> {
     pub fn answer_len(&self) -> usize {
         self.generated_in_context().len() + self.evicted
     }
+
+    /// Returns true if the last of the added tokens ends the answer.
+    #[must_use]
+    pub fn ends_answer(&self) -> bool {
+        matches!(self.event, CallEvent::Added { tokens: [.., last], .. } if self.run.ends_answer(*last))
+    }
+
+    /// Returns true if the run ends after this event, unless a mod changes the answer: its end was added, or no other
+    /// token fits.
+    #[must_use]
+    pub fn is_last_event(&self) -> bool {
+        self.answer_len() >= self.max_tokens as usize || self.ends_answer()
+    }
 }
 
 /// Reply of a mod to a call.
@@ -160,6 +184,8 @@ pub struct Reply {
     pub logs: Vec<ModLogLine>,
     /// Time that the mod took; zero if the mod did not measure it. See [`Reply::elapsed_since`].
     pub elapsed: Duration,
+    /// True after [`Reply::validate_action`].
+    pub is_validated: bool,
 }
 
 impl Reply {
@@ -167,6 +193,19 @@ impl Reply {
     #[must_use]
     pub fn noop() -> Self {
         Self::default()
+    }
+
+    /// Returns the reply of a failed call.
+    #[must_use]
+    pub fn failed(exception: ModException) -> Self {
+        Self { exception: Some(exception), ..Self::default() }
+    }
+
+    /// Adds a log line.
+    #[must_use]
+    pub fn with_log(mut self, level: LogLevel, message: impl Into<String>) -> Self {
+        self.logs.push(ModLogLine { level, message: message.into() });
+        self
     }
 
     /// Sets the time of a call that began at `start`, unless the mod measured it.
@@ -198,6 +237,19 @@ pub struct ModException {
     pub traceback: Option<String>,
 }
 
+impl ModException {
+    /// Creates an exception without a traceback.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), traceback: None }
+    }
+
+    /// Creates the exception for an invalid action.
+    #[must_use]
+    pub fn invalid_action(event: EventType, problem: &str) -> Self {
+        Self::new(format!("InvalidActionError at {}: {problem}", event.as_str()))
+    }
+}
+
 /// A log line of a mod.
 #[derive(Debug, Clone)]
 pub struct ModLogLine {
@@ -205,6 +257,14 @@ pub struct ModLogLine {
     pub level: LogLevel,
     /// Text of the line.
     pub message: String,
+}
+
+impl ModLogLine {
+    /// Returns the text for the log of the server, with escaped line breaks, which could forge an entry.
+    #[must_use]
+    pub fn escaped(&self) -> String {
+        format!("{:?}", self.message)
+    }
 }
 
 /// Sender for a reply that comes after the call has returned. Dropping it without a reply sends an exception, so that a
@@ -261,10 +321,7 @@ impl ReplySender {
 impl Drop for ReplySender {
     fn drop(&mut self) {
         if let Some(deliver) = self.deliver.take() {
-            deliver(Reply {
-                exception: Some(ModException { message: "the mod ended without a reply".into(), traceback: None }),
-                ..Reply::default()
-            });
+            deliver(Reply::failed(ModException::new("the mod ended without a reply")));
         }
     }
 }

@@ -21,9 +21,9 @@ mod schema_check;
 pub use action::{Action, LogitEdit, tool_calls_of};
 pub use call::{Call, CallEvent, EventSet, ModException, ModLogLine, PromptImage, Reply, ReplySender, RunView};
 pub use registry::{
-    CallFailure, CallStats, FolderWatch, InvalidUpload, ModDescription, ModFolder, ModInfo, ModOrigin, ModProblem,
-    ModRef, ModRegistry, ModSource, ModUpload, ModUse, NameTaken, RegisteredVersion, SelectedMod, UnknownMod,
-    WithSource, source_store, version_of,
+    CallFailure, CallStats, FolderWatch, ImportRetry, InvalidUpload, ModDescription, ModFolder, ModInfo, ModOrigin,
+    ModProblem, ModRef, ModRegistry, ModSource, ModUpload, ModUse, NameTaken, RegisteredVersion, SelectedMod,
+    UnknownMod, WithSource, source_store, version_of,
 };
 
 pub use replay::{ActionDetails, RecordedSequence, ReplayLimits, ReplayedReply};

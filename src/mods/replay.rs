@@ -211,7 +211,8 @@ impl RecordedSequence {
             Some(reply) => reply,
             None => receiver.recv().map_err(|_| "the mod's worker has ended".to_owned())?,
         };
-        let reply = reply.validate_action(event.event_type, view.vocabulary.len(), self.limits.context);
+        let kind = event.event_type;
+        let reply = reply.validate_action(kind, view.vocabulary.len()).limit_tokens(kind, self.limits.context);
         Ok(Some(to_replayed_reply(reply)))
     }
 }

@@ -5,6 +5,7 @@
 //! to the next. It also rejects schemas that are only an error once they constrain a call, such as `"type": "int"` or
 //! `"required": true` in a property.
 
+use crate::model::grammar::schema::resolve;
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 use std::cell::{Cell, RefCell};
@@ -12,23 +13,55 @@ use std::collections::HashMap;
 
 /// Maximum depth of references and nested schemas.
 const MAX_DEPTH: usize = 64;
-/// Maximum steps of one validation. A step is a schema at a value, or a comparison of two values.
+/// Maximum steps of one validation against a client's schema. A step is a schema at a value, or a comparison of two
+/// values.
 const MAX_STEPS: usize = 100_000;
 /// Steps that the compilation of a regular expression counts as.
 const PATTERN_STEPS: usize = 1000;
+/// Maximum characters of a value in an error.
+const MAX_VALUE_CHARS: usize = 40;
 /// Maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
 /// Returns the first problem of the value, if any, with the path, the found and the expected value.
 pub fn first_error(value: &Value, schema: &Value) -> Option<String> {
-    let check = Validator { root: schema, steps: Cell::new(0), patterns: RefCell::default() };
+    first_error_within(value, schema, MAX_STEPS)
+}
+
+/// Returns the first problem of a value. The schema is part of the program, so the work is not limited.
+pub fn first_error_unlimited(value: &Value, schema: &Value) -> Option<String> {
+    first_error_within(value, schema, usize::MAX)
+}
+
+fn first_error_within(value: &Value, schema: &Value, max_steps: usize) -> Option<String> {
+    let check = Validator { root: schema, max_steps, steps: Cell::new(0), patterns: RefCell::default() };
     let result = check.value(value, schema, "", 0);
     // `anyOf`, `oneOf` and `not` may have discarded the error that the steps are exhausted.
     check.count_steps(0).and(result).err()
 }
 
+/// Returns the fields of a mod's configuration; `null` has no fields.
+///
+/// # Errors
+/// The configuration is not an object, or has a field that the schema does not list.
+pub fn known_fields(config: &Value, schema: &Value) -> Result<Map<String, Value>, String> {
+    let fields = match config {
+        Value::Null => Map::new(),
+        Value::Object(fields) => fields.clone(),
+        other => return Err(format!("the configuration must be an object, got {}", excerpt(other))),
+    };
+    let known: Vec<&str> =
+        schema["properties"].as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();
+    match fields.keys().find(|name| !known.contains(&name.as_str())) {
+        None => Ok(fields),
+        Some(name) if known.is_empty() => Err(format!("unknown field `{name}`; this mod has no configuration")),
+        Some(name) => Err(format!("unknown field `{name}`; known fields: {}", known.join(", "))),
+    }
+}
+
 struct Validator<'a> {
     root: &'a Value,
+    max_steps: usize,
     steps: Cell<usize>,
     /// The compiled expressions; `None` for those in a syntax that the `regex` crate does not support.
     patterns: RefCell<HashMap<String, Option<Regex>>>,
@@ -37,14 +70,14 @@ struct Validator<'a> {
 impl Validator<'_> {
     fn count_steps(&self, steps: usize) -> Result<(), String> {
         self.steps.set(self.steps.get().saturating_add(steps));
-        if self.steps.get() <= MAX_STEPS {
+        if self.steps.get() <= self.max_steps {
             return Ok(());
         }
-        Err(format!("the value cannot be checked in {MAX_STEPS} steps; simplify its schema"))
+        Err(format!("the value cannot be checked in {} steps; simplify its schema", self.max_steps))
     }
 
     fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
-        let mismatch = |expected: String| Err(format!("{} must be {expected}, got {value}", subject(at)));
+        let mismatch = |expected: String| Err(format!("{} must be {expected}, got {}", subject(at), excerpt(value)));
         let schema = match schema {
             Value::Bool(false) => return Err(format!("{} is not allowed", subject(at))),
             Value::Object(schema) => schema,
@@ -55,14 +88,15 @@ impl Validator<'_> {
             return Ok(());
         }
         if let Some(target) = schema.get("$ref").and_then(Value::as_str)
-            && let Some(referenced) = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer))
+            && let Some(referenced) = resolve(target, self.root)
         {
             self.value(value, referenced, at, depth + 1)?;
         }
         if let Some(kinds) = schema.get("type")
             && !type_names(kinds).any(|kind| is_a(value, kind))
         {
-            return mismatch(type_names(kinds).map(kind_with_article).collect::<Vec<_>>().join(" or "));
+            let kinds = || type_names(kinds).map(kind_with_article).collect::<Vec<_>>().join(" or ");
+            return mismatch(bounded_number(schema).unwrap_or_else(kinds));
         }
         if let Some(Value::Array(allowed)) = schema.get("enum") {
             self.count_steps(allowed.len())?;
@@ -78,7 +112,7 @@ impl Validator<'_> {
         match value {
             Value::Object(object) => self.object(object, schema, at, depth)?,
             Value::Array(items) => self.array(items, schema, at, depth)?,
-            Value::String(text) => self.string(text, schema)?.map_or(Ok(()), mismatch)?,
+            Value::String(text) => self.string(text, schema, at)?.map_or(Ok(()), mismatch)?,
             Value::Number(number) => range(number.as_f64().unwrap_or(0.0), schema).map_or(Ok(()), mismatch)?,
             Value::Null | Value::Bool(_) => {}
         }
@@ -100,6 +134,11 @@ impl Validator<'_> {
         let known = schema.get("properties").and_then(Value::as_object);
         let patterns = schema.get("patternProperties").and_then(Value::as_object);
         for (name, value) in object {
+            if let Some(names) = schema.get("propertyNames") {
+                let name = Value::from(name.as_str());
+                self.value(&name, names, "", depth + 1)
+                    .map_err(|error| format!("{}: the name {} is invalid: {error}", subject(at), excerpt(&name)))?;
+            }
             let path = child_path(name);
             let own = known.and_then(|known| known.get(name));
             if let Some(own) = own {
@@ -125,11 +164,11 @@ impl Validator<'_> {
                 None => {}
             }
         }
-        count_error(object.len(), schema, ("minProperties", "maxProperties"), "properties")
-            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, got {}", subject(at), object.len())))
+        check_count(object.len(), schema, ("minProperties", "maxProperties"), "properties", at)
     }
 
     fn array(&self, items: &[Value], schema: &Map<String, Value>, at: &str, depth: usize) -> Result<(), String> {
+        check_count(items.len(), schema, ("minItems", "maxItems"), "items", at)?;
         let first = schema.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         for (index, item) in items.iter().enumerate() {
             if let Some(own) = first.get(index).or_else(|| schema.get("items")) {
@@ -144,16 +183,12 @@ impl Validator<'_> {
                 }
             }
         }
-        count_error(items.len(), schema, ("minItems", "maxItems"), "items")
-            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, got {}", subject(at), items.len())))
+        Ok(())
     }
 
-    /// Returns the expectation that a text does not meet, or `None` if it meets all.
-    fn string(&self, text: &str, schema: &Map<String, Value>) -> Result<Option<String>, String> {
-        let length = count_error(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
-        if length.is_some() {
-            return Ok(length.map(|expected| format!("a string of {expected}")));
-        }
+    /// Checks the length of a text. Returns the pattern that it does not match, in words, or `None` if it matches.
+    fn string(&self, text: &str, schema: &Map<String, Value>, at: &str) -> Result<Option<String>, String> {
+        check_count(text.chars().count(), schema, ("minLength", "maxLength"), "characters", at)?;
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return Ok(None) };
         let is_mismatch = self.is_match(pattern, text)? == Some(false);
         Ok(is_mismatch.then(|| format!("a string that matches {pattern}")))
@@ -185,24 +220,26 @@ impl Validator<'_> {
         }
         if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| matches(&part))) {
             return Err(format!(
-                "{} must match one of {} schemas but matches none, got {value}",
+                "{} must match one of {} schemas but matches none, got {}",
                 subject(at),
-                parts.len()
+                parts.len(),
+                excerpt(value)
             ));
         }
         if let Some(parts) = part("oneOf") {
             let count = parts.iter().filter(matches).count();
             if count != 1 {
                 return Err(format!(
-                    "{} must match exactly one of {} schemas but matches {count}, got {value}",
+                    "{} must match exactly one of {} schemas but matches {count}, got {}",
                     subject(at),
-                    parts.len()
+                    parts.len(),
+                    excerpt(value)
                 ));
             }
         }
         match schema.get("not") {
             Some(not) if matches(&not) => {
-                Err(format!("{} matches a schema that is excluded, got {value}", subject(at)))
+                Err(format!("{} matches a schema that is excluded, got {}", subject(at), excerpt(value)))
             }
             _ => Ok(()),
         }
@@ -211,6 +248,16 @@ impl Validator<'_> {
 
 fn subject(at: &str) -> String {
     if at.is_empty() { "the value".into() } else { format!("`{at}`") }
+}
+
+/// Returns the beginning of a value as JSON.
+fn excerpt(value: &Value) -> String {
+    let mut json = value.to_string();
+    if let Some((end, _)) = json.char_indices().nth(MAX_VALUE_CHARS) {
+        json.truncate(end);
+        json.push('…');
+    }
+    json
 }
 
 fn type_names(kinds: &Value) -> impl Iterator<Item = &str> {
@@ -254,6 +301,7 @@ fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
     };
     mismatch("minimum", |a, b| a >= b, "of at least")
         .or_else(|| mismatch("maximum", |a, b| a <= b, "of at most"))
+        .map(|expected| bounded_number(schema).unwrap_or(expected))
         .or_else(|| mismatch("exclusiveMinimum", |a, b| a > b, "above"))
         .or_else(|| mismatch("exclusiveMaximum", |a, b| a < b, "below"))
         .or_else(|| {
@@ -261,13 +309,29 @@ fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
         })
 }
 
-fn count_error(count: usize, schema: &Map<String, Value>, (min, max): (&str, &str), unit: &str) -> Option<String> {
+/// Returns the expected number of a schema that has a minimum and a maximum.
+fn bounded_number(schema: &Map<String, Value>) -> Option<String> {
+    let bound = |name: &str| schema.get(name).and_then(Value::as_f64);
+    let kind = schema.get("type")?.as_str().filter(|kind| ["integer", "number"].contains(kind))?;
+    Some(format!("{} from {} to {}", kind_with_article(kind), bound("minimum")?, bound("maximum")?))
+}
+
+/// Checks a number of `unit` against the keywords of the schema for its minimum and maximum.
+fn check_count(
+    count: usize,
+    schema: &Map<String, Value>,
+    (min, max): (&str, &str),
+    unit: &str,
+    at: &str,
+) -> Result<(), String> {
     let bound = |name: &str| schema.get(name).and_then(Value::as_u64).and_then(|bound| usize::try_from(bound).ok());
-    match (bound(min), bound(max)) {
-        (Some(min), _) if count < min => Some(format!("at least {min} {unit}")),
-        (_, Some(max)) if count > max => Some(format!("at most {max} {unit}")),
-        _ => None,
-    }
+    let expected = match (bound(min), bound(max)) {
+        (Some(1), _) if count == 0 => return Err(format!("{} must not be empty", subject(at))),
+        (Some(min), _) if count < min => format!("at least {min} {unit}"),
+        (_, Some(max)) if count > max => format!("at most {max} {unit}"),
+        _ => return Ok(()),
+    };
+    Err(format!("{} must have {expected}, got {count}", subject(at)))
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl ModEngine {
             limits: Limits { max_steps: 500, ignore_eos, ..Limits::new(max_tokens) },
             mods: self.registry.select(refs).unwrap(),
             alternatives: 0,
-            ..Request::new(vocabulary.encode("Once upon a time", false, true), Surface::Cli)
+            ..Request::new(vocabulary.encode_markup("Once upon a time"), Surface::Cli)
         };
         let mut generation = self.engine.submit(request).await.unwrap();
         let mut text: Vec<char> = Vec::new();
@@ -68,7 +68,7 @@ impl ModEngine {
                     retracted += chars;
                     text.truncate(text.len() - chars);
                 }
-                Output::Prompt(_) | Output::Progress(_) => {}
+                Output::PromptProbabilities(_) | Output::PromptProgress(_) => {}
                 Output::Ended(end) => break end,
             }
         };
@@ -155,7 +155,7 @@ fn high_temperature(seed: u32) -> SamplingParams {
     SamplingParams { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..SamplingParams::default() }
 }
 
-const SEEDS: u32 = 12;
+const SEEDS: u32 = 5;
 
 type Check<'a> = &'a dyn Fn(&str) -> bool;
 
@@ -269,7 +269,7 @@ async fn mod_that_moves_to_another_file_of_the_folder_stays_registered() {
         mods.sync(&registry).unwrap();
         assert!(registry.problems().is_empty(), "{:?}", registry.problems());
         let mut found = Vec::new();
-        for shown in registry.list_info() {
+        for shown in registry.list_info(None) {
             found.push((shown.current.registered_by.unwrap(), shown.description.name.clone()));
             assert_eq!(shown.enabled, shown.description.name != "calm");
         }

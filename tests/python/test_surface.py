@@ -201,7 +201,13 @@ class Actions(unittest.TestCase):
             self.assertEqual(json.loads(json.dumps(wire)), {"type": "AdjustedPrefill", "tokens": [1], "max_steps": encoded})
             self.assertIsNone(action_error(action, 9, 9))
             thunder_mods.for_event(event).adjust_prefill([1], max_steps=steps)
-        self.assertEqual(thunder_mods.for_event(event).adjust_prefill([1], max_steps=7.5).max_steps, 7)
+        for limit in ({"max_steps": 7.5}, {"max_tokens": 7}):
+            self.assertEqual(thunder_mods.for_event(event).adjust_prefill([1], **limit).max_steps, 7)
+        with self.assertRaisesRegex(thunder_mods.InvalidActionError, "either max_tokens or max_steps, not both"):
+            thunder_mods.for_event(event).adjust_prefill([1], max_tokens=7, max_steps=7)
+        with self.assertRaisesRegex(thunder_mods.InvalidActionError, "`max_tokens` must be None or an integer"):
+            thunder_mods.for_event(event).adjust_prefill([1], max_tokens=-1)
+        self.assertEqual(event.max_tokens, 8)
         for steps in (-1, 2**31, 2**40, True, "5", float("inf")):
             message = "`max_steps` must be None or an integer from 0 to 2147483647, got %r" % (steps,)
             action = thunder_mods.AdjustedPrefill([1], steps)

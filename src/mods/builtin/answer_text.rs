@@ -103,7 +103,7 @@ mod tests {
     fn cut_maps_bytes_to_tokens() {
         let run = run();
         let mut answer = AnswerText::new(&run);
-        let tokens = run.vocabulary.encode("Hello a very bad idea", false, false);
+        let tokens = run.vocabulary.encode_plain("Hello a very bad idea");
         let logprobs: Vec<_> = tokens.iter().map(|_| None).collect();
         assert_eq!(
             answer.apply(&SequenceDelta { removed: 0, added: &tokens, logprobs: &logprobs }, &run.vocabulary),

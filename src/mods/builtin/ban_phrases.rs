@@ -1,14 +1,15 @@
 use super::{
     avoided::AvoidedTokens,
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
     phrase::{self, Phrases},
-    sequence::is_over,
+    phrase_search::PhraseSearch,
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -43,25 +44,26 @@ impl ModFactory for BanPhrases {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
-        let texts = fields.texts("phrases", "[\"as an AI\"]")?;
-        phrase::check("phrases", &texts)?;
-        let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);
-        let holdback = phrases.max_tokens();
-        let max_retries = fields.count("max_retries", 1..=1000, 16)?;
-        Ok(Box::new(BanInstance { phrases, max_retries, bans_by_position: Vec::new(), holdback, clean: 0 }))
+        let config: BanConfig = config::parse(self, config)?;
+        let search = PhraseSearch::new(Phrases::new(&config.phrases, config.case_sensitive, config.whole_words));
+        Ok(Box::new(BanInstance { search, max_retries: config.max_retries, bans_by_position: Vec::new() }))
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BanConfig {
+    phrases: Vec<String>,
+    case_sensitive: bool,
+    whole_words: bool,
+    max_retries: usize,
+}
+
 struct BanInstance {
-    phrases: Phrases,
+    search: PhraseSearch,
     max_retries: usize,
     /// Bans by position, ascending; a ban applies while the answer before it is unchanged.
     bans_by_position: Vec<PositionBans>,
-    /// Number of tokens at the end that may begin a phrase. Before the first token it is the maximum.
-    holdback: usize,
-    /// Number of tokens at the beginning of the answer that are known to contain no phrase to remove.
-    clean: usize,
 }
 
 /// The tokens that are avoided at a position, and the number of phrases that were removed there.
@@ -79,41 +81,32 @@ impl BanInstance {
     }
 
     fn added(&mut self, call: &Call<'_>, count: usize) -> Reply {
-        let vocabulary = &call.run.vocabulary;
         let (generated, length) = (call.generated_in_context(), call.answer_len());
         self.remove_bans_after(length - count);
         if let Some(entry) = self.bans_by_position.last_mut() {
             entry.avoided.observe(call);
         }
-        // A phrase that remains because another mod's action won is found again.
-        self.clean = self.clean.min(length - count);
-        let fresh = (length - self.clean).min(generated.len());
-        let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
-            self.holdback = self.phrases.holdback(vocabulary, generated);
-            self.clean = length - self.holdback.min(length);
-            return Reply::noop();
-        };
+        let Some(found) = self.search.find(call, count) else { return Reply::noop() };
         let position = length - found.tokens;
-        let kept = generated.len() - found.tokens;
-        self.holdback = self.phrases.holdback(vocabulary, &generated[..kept]);
         self.remove_bans_after(position);
         if self.bans_by_position.last().is_none_or(|entry| entry.avoided.position() < position) {
             self.bans_by_position.push(PositionBans { avoided: AvoidedTokens::new(position), tries: 0 });
         }
         let entry = self.bans_by_position.last_mut().expect("one was just pushed");
         if entry.avoided.is_unavoidable() || entry.tries >= self.max_retries {
-            self.clean = length;
+            self.search.keep(call);
             let reason = if entry.avoided.is_unavoidable() {
                 "no other token is possible at its beginning".to_owned()
             } else {
                 format!("the model repeated it after {} other attempts", self.max_retries)
             };
-            let message = format!("'{}' is kept: {reason}", self.phrases.text(found.phrase));
-            return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
+            let message = format!("'{}' is kept: {reason}", self.search.phrase(found.phrase));
+            return Reply::noop().with_log(LogLevel::Warning, message);
         }
         entry.tries += 1;
-        entry.avoided.insert(generated[kept]);
-        Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: Vec::new() }.into()
+        entry.avoided.insert(generated[generated.len() - found.tokens]);
+        self.search.remove(call, found.tokens);
+        Action::backtrack(found.tokens, Vec::new()).into()
     }
 
     fn forward(&mut self, length: usize) -> Reply {
@@ -128,10 +121,8 @@ impl ModInstance for BanInstance {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
-    /// Returns the number of tokens that may still become a phrase. Before the first token it is the maximum length of
-    /// a phrase.
     fn holdback(&self) -> usize {
-        self.holdback
+        self.search.holdback()
     }
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
@@ -185,7 +176,7 @@ mod tests {
 
     #[test]
     fn bans_accumulate_at_one_position_up_to_max_retries() {
-        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["ab"], "max_retries": 2}));
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["ab", "bc"], "max_retries": 2}));
         for (first, expected) in [("a", 1), ("A", 2)] {
             harness.write_text(first);
             assert!(matches!(harness.write_text("b").unwrap().action, Some(Action::Backtrack { n: 2, .. })));
@@ -194,6 +185,7 @@ mod tests {
         let reply = harness.append(&[i32::from(b'a'), i32::from(b'b')], true);
         assert!(reply.action.is_none());
         assert_eq!(reply.logs[0].message, "'ab' is kept: the model repeated it after 2 other attempts");
+        assert_eq!(harness.instance.holdback(), 1, "its end may begin 'bc'");
         assert!(harness.write_text("ab").is_some(), "other positions have their own attempts");
     }
 
@@ -252,7 +244,7 @@ mod tests {
     #[test]
     fn forced_phrase_is_removed_and_prompt_is_not_searched() {
         let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["bad"], "case_sensitive": true}));
-        let tokens = harness.run.vocabulary.encode("Hello bad the", false, false);
+        let tokens = harness.run.vocabulary.encode_plain("Hello bad the");
         let reply = harness.append(&tokens, true);
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
         assert_eq!(harness.text(), "Hello");

@@ -1,12 +1,13 @@
 use super::{
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
 };
 use crate::events::{EventType, TokenId};
 use crate::mods::{
     Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// `bias-tokens`: makes tokens more or less likely, or bans them.
@@ -33,43 +34,43 @@ impl ModFactory for BiasTokens {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["bias", "ban"])?;
+        let BiasConfig { bias, ban } = config::parse(self, config)?;
+        at_most_vocabulary("bias", bias.len(), run)?;
+        at_most_vocabulary("ban", ban.len(), run)?;
         let mut edits = Vec::new();
-        if let Some(bias) = fields.get("bias") {
-            let expected = "`bias` must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
-            let entries = bias.as_object().ok_or_else(|| format!("{expected}, got {bias}"))?;
-            at_most_vocabulary("bias", entries.len(), run)?;
-            for (key, value) in entries {
-                let token = if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) {
-                    by_id(key.parse().ok(), key, run)
-                } else {
-                    by_text(key, run)
-                };
-                let number = value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
-                edits.push((
-                    token.map_err(|message| format!("`bias`: {message}"))?,
-                    number.ok_or_else(|| format!("`bias`: the value of '{key}' must be a number, got {value}"))?,
-                ));
-            }
+        for (key, value) in &bias {
+            let token = if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) {
+                by_id(key.parse().ok(), key, run)
+            } else {
+                by_text(key, run)
+            };
+            let number = value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+            edits.push((
+                token.map_err(|message| format!("`bias`: {message}"))?,
+                number.ok_or_else(|| format!("`bias`: the value of '{key}' must be a 32-bit number, got {value}"))?,
+            ));
         }
-        if let Some(ban) = fields.get("ban") {
-            let expected = "`ban` must be a list of texts and token ids, e.g. [\" never\", 1234]";
-            let entries = ban.as_array().ok_or_else(|| format!("{expected}, got {ban}"))?;
-            at_most_vocabulary("ban", entries.len(), run)?;
-            for entry in entries {
-                let token = match entry {
-                    Value::String(text) => by_text(text, run),
-                    Value::Number(id) => by_id(id.as_i64(), &id.to_string(), run),
-                    _ => return Err(format!("{expected}, got {entry} in it")),
-                };
-                edits.push((token.map_err(|message| format!("`ban`: {message}"))?, f32::NEG_INFINITY));
-            }
+        for entry in &ban {
+            let token = match entry.as_str() {
+                Some(text) => by_text(text, run),
+                None => by_id(entry.as_i64(), &entry.to_string(), run),
+            };
+            edits.push((token.map_err(|message| format!("`ban`: {message}"))?, f32::NEG_INFINITY));
         }
         if edits.is_empty() {
             return Err("`bias` and `ban` are both missing or empty; give at least one token".into());
         }
         Ok(Box::new(Bias { edits }))
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BiasConfig {
+    #[serde(default)]
+    bias: Map<String, Value>,
+    #[serde(default)]
+    ban: Vec<Value>,
 }
 
 fn at_most_vocabulary(name: &str, entries: usize, run: &RunView) -> Result<(), String> {
@@ -91,7 +92,7 @@ fn by_id(id: Option<i64>, id_text: &str, run: &RunView) -> Result<TokenId, Strin
 }
 
 fn by_text(text: &str, run: &RunView) -> Result<TokenId, String> {
-    match run.vocabulary.encode_continuation(text, true)[..] {
+    match run.vocabulary.encode_markup_continuation(text)[..] {
         [] => Err("an empty string is not a token".into()),
         [token] => Ok(token),
         ref several => Err(format!(
@@ -147,7 +148,7 @@ mod tests {
                 "`ban`: 'hi' is 2 tokens of this model (104 = \"h\", 105 = \"i\"), but a bias applies to single tokens; use the id of one of them",
             ),
             (json!({"bias": {"9999": 1}}), "`bias`: token 9999 is not in the vocabulary; ids must be from 0 to 264"),
-            (json!({"bias": {"a": "much"}}), "`bias`: the value of 'a' must be a number, got \"much\""),
+            (json!({"bias": {"a": "much"}}), "`bias.a` must be a number, got \"much\""),
             (
                 json!({"ban": vec![1; 266]}),
                 "`ban` must have at most 265 entries, one for each token of the vocabulary, got 266",

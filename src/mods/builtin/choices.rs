@@ -1,18 +1,17 @@
 use super::{
-    answer_text::AnswerText,
-    config::{ConfigFields, schema},
+    answer_tracker::AnswerTracker,
+    config::{self, schema},
     constrain::GrammarInstance,
     describe,
-    reasoning::ReasoningState,
-    sequence::{SequenceTracker, end_token},
+    sequence::end_token,
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::grammar::{Constraint, GrammarSource};
 use crate::mods::{
     Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Maximum texts to choose from.
@@ -49,37 +48,42 @@ impl ModFactory for Choices {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["choices", "pick"])?;
-        let texts = fields.texts("choices", "[\"yes\", \"no\"]")?;
-        let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
-        let max = if scored { MAX_SCORED_CHOICES } else { MAX_CHOICES };
-        if texts.len() > max {
-            return Err(format!("`choices` has {} texts; the maximum is {max}", texts.len()));
-        }
-        let mut seen = HashSet::new();
-        if let Some(duplicate) = texts.iter().find(|text| !seen.insert(**text)) {
-            return Err(format!("`choices`: '{duplicate}' is a duplicate"));
-        }
-        if !scored {
-            let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
+        let ChoicesConfig { choices: texts, pick } = config::parse(self, config)?;
+        if pick == Pick::Sample {
+            let alternatives: Vec<String> = texts.into_iter().map(|text| Value::from(text).to_string()).collect();
             let grammar = GrammarSource::Lark(format!("start: {}", alternatives.join(" | ")));
             return Ok(Box::new(GrammarInstance::start(Constraint::new("choices", grammar), None, run)?));
         }
+        if texts.len() > MAX_SCORED_CHOICES {
+            return Err(format!("`choices` has {} texts; the maximum is {MAX_SCORED_CHOICES}", texts.len()));
+        }
         let end = end_token(run)?;
-        let choices = texts.iter().map(|text| {
-            let mut tokens = run.vocabulary.encode_continuation(text, false);
+        let choices = texts.into_iter().map(|text| {
+            let mut tokens = run.vocabulary.encode_plain_continuation(&text);
             tokens.push(end);
-            Choice { text: (*text).to_owned(), tokens, logprob: None }
+            Choice { text, tokens, logprob: None }
         });
         Ok(Box::new(Scoring {
             choices: choices.collect(),
             phase: Phase::Waiting,
             restarts: 0,
-            tracker: SequenceTracker::default(),
-            answer: AnswerText::new(run),
-            reasoning: None,
+            answer: AnswerTracker::new(run, None),
         }))
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChoicesConfig {
+    choices: Vec<String>,
+    pick: Pick,
+}
+
+#[derive(Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum Pick {
+    Sample,
+    MostProbable,
 }
 
 struct Choice {
@@ -112,14 +116,12 @@ struct Scoring {
     choices: Vec<Choice>,
     phase: Phase,
     restarts: usize,
-    tracker: SequenceTracker,
-    answer: AnswerText,
-    reasoning: Option<ReasoningState>,
+    answer: AnswerTracker,
 }
 
 impl Scoring {
     fn forward(&mut self, is_reasoning: bool) -> Reply {
-        let length = self.tracker.token_count();
+        let length = self.answer.token_count();
         match self.phase {
             // Another mod's action won the event, so the choice was not appended. A part of the previous one may remain.
             Phase::Forcing { choice, base, is_selected } if base <= length => {
@@ -153,7 +155,7 @@ impl Scoring {
     }
 
     fn added(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>]) -> Reply {
-        let start = self.tracker.token_count() - tokens.len();
+        let start = self.answer.token_count() - tokens.len();
         match self.phase {
             Phase::Forcing { choice, base, is_selected }
                 if base == start && self.choices[choice].tokens.starts_with(tokens) =>
@@ -188,9 +190,9 @@ impl Scoring {
     fn force(&mut self, choice: usize, base: usize, is_selected: bool) -> Action {
         self.phase = Phase::Forcing { choice, base, is_selected };
         let tokens = self.choices[choice].tokens.clone();
-        match self.tracker.token_count() - base {
+        match self.answer.token_count() - base {
             0 => Action::ForceTokens(tokens),
-            count => Action::Backtrack { n: u32::try_from(count).unwrap_or(u32::MAX), tokens },
+            count => Action::backtrack(count, tokens),
         }
     }
 
@@ -202,14 +204,13 @@ impl Scoring {
         let (_, best) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best })?;
         let totals = self.choices.iter().filter_map(|choice| Some(format!("{:?} {:.3}", choice.text, choice.logprob?)));
         let message = format!("{}: {:?} is selected", totals.collect::<Vec<_>>().join(" · "), self.choices[best].text);
-        let logs = vec![ModLogLine { level: LogLevel::Info, message }];
-        let action = if appended == Some(best) {
+        let reply = if appended == Some(best) {
             self.phase = Phase::Done { choice: best, base, is_removed: false };
-            None
+            Reply::noop()
         } else {
-            Some(self.force(best, base, true))
+            self.force(best, base, true).into()
         };
-        Some(Reply { action, logs, ..Reply::default() })
+        Some(reply.with_log(LogLevel::Info, message))
     }
 }
 
@@ -223,13 +224,9 @@ impl ModInstance for Scoring {
     }
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
-        let delta = self.tracker.update(call);
-        let kept = self.answer.apply(&delta, &call.run.vocabulary);
-        let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
-        reasoning.apply(&delta, &self.answer, kept);
-        let within = reasoning.is_within();
+        self.answer.update(call);
         Some(match call.event {
-            CallEvent::ForwardPass { .. } => self.forward(within),
+            CallEvent::ForwardPass { .. } => self.forward(self.answer.is_reasoning()),
             CallEvent::Added { tokens, logprobs, .. } => self.added(tokens, logprobs),
             _ => Reply::noop(),
         })
@@ -320,9 +317,12 @@ mod tests {
     fn errors_name_field() {
         let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
         for (config, message) in [
-            (json!({"choices": ["a", "a"]}), "`choices`: 'a' is a duplicate"),
-            (json!({"choices": vec!["a"; 100_000]}), "`choices` has 100000 texts; the maximum is 1000"),
-            (json!({"choices": ["a"], "pick": "best"}), "`pick` must be one of sample, most-probable, got \"best\""),
+            (json!({"choices": ["a", "a"]}), "`choices[1]` is a duplicate"),
+            (json!({"choices": vec!["a"; 100_000]}), "`choices` must have at most 1000 items, got 100000"),
+            (
+                json!({"choices": ["a"], "pick": "best"}),
+                "`pick` must be one of \"sample\", \"most-probable\", got \"best\"",
+            ),
             (json!({"choices": many, "pick": "most-probable"}), "`choices` has 65 texts; the maximum is 64"),
         ] {
             assert_eq!(Choices.start(&config, &run()).err().unwrap(), message);

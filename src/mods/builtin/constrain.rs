@@ -1,6 +1,6 @@
 //! Grammar constraint on an answer, compatible with other mods.
 
-use super::sequence::{SequenceTracker, end_token, ends_answer, is_over};
+use super::sequence::{SequenceTracker, end_token};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::tools::after_reasoning;
 use crate::model::grammar::{AcceptResult, Constraint, GrammarMatcher, Trigger};
@@ -24,11 +24,11 @@ pub struct GrammarInstance {
 }
 
 impl GrammarInstance {
-    /// Compiles the configured grammar. With `after`, the grammar applies after that text. Otherwise it applies after
+    /// Compiles the configured grammar. With `trigger`, the grammar applies after that text. Otherwise it applies after
     /// the reasoning at the beginning of the answer, or from the first token on if there is no reasoning.
-    pub fn start(constraint: Constraint, after: Option<&str>, run: &RunView) -> Result<Self, String> {
+    pub fn start(constraint: Constraint, trigger: Option<&str>, run: &RunView) -> Result<Self, String> {
         let field = constraint.field.clone();
-        let constraint = match after {
+        let constraint = match trigger {
             Some(text) => constraint.lazy(Trigger::text(text)),
             None => after_reasoning(constraint, &run.answer_format, true, &run.vocabulary),
         };
@@ -53,7 +53,7 @@ impl GrammarInstance {
         }
         let mut logs = Vec::new();
         for &token in delta.added {
-            if ends_answer(call.run, token) {
+            if call.run.ends_answer(token) {
                 self.matcher.end();
             } else if self.matcher.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Rejected {
                 let text = call.run.vocabulary.decode(&[token]);
@@ -111,12 +111,12 @@ impl ModInstance for GrammarInstance {
         let action = match call.event {
             CallEvent::ForwardPass { .. } => self.forward(),
             CallEvent::Sampled { token, .. } => self.sampled(token, call.run.vocabulary.piece(token)),
-            CallEvent::Added { tokens, .. } => {
-                let ended = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
+            CallEvent::Added { .. } => {
                 self.matcher.prepare();
                 // This token may have completed the grammar. If the answer has room for another token, the next step
                 // ends it.
-                (is_over(call) && !ended && self.matcher.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
+                let is_full = call.is_last_event() && !call.ends_answer();
+                (is_full && self.matcher.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
             }
             CallEvent::Prefilled => None,
         };

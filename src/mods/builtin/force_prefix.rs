@@ -1,12 +1,12 @@
 use super::{
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
-    sequence::is_over,
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -36,11 +36,10 @@ impl ModFactory for ForcePrefix {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["text", "tokens"])?;
-        let tokens = match (fields.get("text"), fields.get("tokens")) {
-            (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode_continuation(text, true),
-            (Some(other), None) => return Err(format!("`text` must be a non-empty string, got {other}")),
-            (None, Some(list)) => ids(list, run)?,
+        let PrefixConfig { text, tokens } = config::parse(self, config)?;
+        let tokens = match (text, tokens) {
+            (Some(text), None) => run.vocabulary.encode_markup_continuation(&text),
+            (None, Some(ids)) => known_tokens(&ids, run)?,
             (None, None) => return Err("`text` or `tokens` is missing, e.g. {\"text\": \"Sure: \"}".into()),
             (Some(_), Some(_)) => return Err("`text` and `tokens` are mutually exclusive; set one of them".into()),
         };
@@ -48,13 +47,21 @@ impl ModFactory for ForcePrefix {
     }
 }
 
-fn ids(list: &Value, run: &RunView) -> Result<Vec<TokenId>, String> {
-    let expected = format!("`tokens` must be a list of token ids from 0 to {}", run.vocabulary.len().saturating_sub(1));
-    let ids = list.as_array().filter(|ids| !ids.is_empty()).ok_or_else(|| format!("{expected}, got {list}"))?;
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrefixConfig {
+    text: Option<String>,
+    tokens: Option<Vec<Value>>,
+}
+
+fn known_tokens(ids: &[Value], run: &RunView) -> Result<Vec<TokenId>, String> {
     ids.iter()
         .map(|id| {
             let token = id.as_i64().and_then(|id| TokenId::try_from(id).ok());
-            token.filter(|&token| run.vocabulary.contains(token)).ok_or_else(|| format!("{expected}, got {id}"))
+            token.filter(|&token| run.vocabulary.contains(token)).ok_or_else(|| {
+                let last = run.vocabulary.len().saturating_sub(1);
+                format!("`tokens` must be a list of token ids from 0 to {last}, got {id}")
+            })
         })
         .collect()
 }
@@ -83,10 +90,10 @@ impl Prefix {
     /// Processes added tokens after an attempt.
     fn check_added(&mut self, call: &Call<'_>, added: &[TokenId], is_forced: bool) -> Reply {
         // The engine truncates tokens that do not fit, and those after an end-of-generation token.
-        let is_prefix = added == self.tokens || (is_over(call) && self.tokens.starts_with(added));
+        let is_prefix = added == self.tokens || (call.is_last_event() && self.tokens.starts_with(added));
         // After a sampled token, the prefix would not be the beginning of the model's text.
         self.is_done = !is_forced || is_prefix;
-        if self.is_done || !is_over(call) {
+        if self.is_done || !call.is_last_event() {
             return Reply::noop();
         }
         self.warn("the prefix was not forced: another mod ended the answer first".into())
@@ -97,7 +104,7 @@ impl Prefix {
             return Reply::noop();
         }
         self.is_warned = true;
-        Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() }
+        Reply::noop().with_log(LogLevel::Warning, message)
     }
 }
 
@@ -196,7 +203,7 @@ mod tests {
 
     #[test]
     fn token_ids_must_be_in_vocabulary() {
-        let mut harness = ModHarness::new(&ForcePrefix, &json!({"tokens": [104, 105]}));
+        let mut harness = ModHarness::new(&ForcePrefix, &json!({"tokens": [104, 105.0]}));
         assert_eq!(harness.forward(&[0.0; 4]).action, Some(Action::ForceTokens(vec![104, 105])));
         let message = ForcePrefix.start(&json!({"tokens": [104, 9999]}), &run()).err().unwrap();
         assert_eq!(message, "`tokens` must be a list of token ids from 0 to 264, got 9999");
@@ -207,7 +214,7 @@ mod tests {
         for (config, message) in [
             (json!(null), "`text` or `tokens` is missing, e.g. {\"text\": \"Sure: \"}"),
             (json!({"text": "a", "tokens": [1]}), "`text` and `tokens` are mutually exclusive; set one of them"),
-            (json!({"text": ""}), "`text` must be a non-empty string, got \"\""),
+            (json!({"text": ""}), "`text` must not be empty"),
         ] {
             assert_eq!(ForcePrefix.start(&config, &run()).err().unwrap(), message);
         }

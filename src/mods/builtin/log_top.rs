@@ -1,12 +1,11 @@
 use super::{
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
 };
 use crate::events::{EventType, LogLevel};
 use crate::model::distribution::{TokenDistribution, top};
-use crate::mods::{
-    Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
-};
+use crate::mods::{Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -28,11 +27,13 @@ impl ModFactory for LogTop {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let count = ConfigFields::parse(config, &["count"])?.count("count", 1..=50, 5)?;
-        Ok(Box::new(Top { count }))
+        let top: Top = config::parse(self, config)?;
+        Ok(Box::new(top))
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Top {
     count: usize,
 }
@@ -52,9 +53,9 @@ impl ModInstance for Top {
                 format!("{text:?} {:.1}%", distribution.prob(logit) * 100.0)
             })
             .collect();
-        let message =
+        let message: String =
             if most_probable.is_empty() { "every token is banned".into() } else { most_probable.join(" · ") };
-        Some(Reply { logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() })
+        Some(Reply::noop().with_log(LogLevel::Info, message))
     }
 }
 

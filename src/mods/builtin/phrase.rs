@@ -9,20 +9,6 @@ pub const MAX_PHRASES: usize = 10_000;
 /// Maximum characters of a phrase.
 pub const MAX_PHRASE_CHARS: usize = 1000;
 
-/// Returns an error if there are too many phrases or one is too long; `field` is the configuration field.
-pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
-    if phrases.len() > MAX_PHRASES {
-        return Err(format!("`{field}` has {} phrases; the maximum is {MAX_PHRASES}", phrases.len()));
-    }
-    match phrases.iter().find(|phrase| phrase.chars().count() > MAX_PHRASE_CHARS) {
-        Some(phrase) => {
-            let (begin, length) = (phrase.chars().take(40).collect::<String>(), phrase.chars().count());
-            Err(format!("`{field}`: the phrase '{begin}…' has {length} characters; the maximum is {MAX_PHRASE_CHARS}"))
-        }
-        None => Ok(()),
-    }
-}
-
 /// Phrases to search for.
 pub struct Phrases {
     all: Vec<Phrase>,
@@ -81,13 +67,13 @@ enum BoundaryCheck {
 }
 
 impl Phrases {
-    pub fn new(texts: &[&str], case_sensitive: bool, whole_words: bool) -> Self {
+    pub fn new(texts: &[impl AsRef<str>], case_sensitive: bool, whole_words: bool) -> Self {
         let ignores_case = !case_sensitive;
         let all: Vec<Phrase> = texts
             .iter()
             .map(|text| Phrase {
-                text: (*text).to_owned(),
-                chars: text.chars().flat_map(|c| fold_case(c, ignores_case)).collect(),
+                text: text.as_ref().to_owned(),
+                chars: text.as_ref().chars().flat_map(|c| fold_case(c, ignores_case)).collect(),
             })
             .collect();
         let longest = all.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);

@@ -41,8 +41,8 @@ impl ReasoningState {
     /// Creates the state for a run whose answer has not begun. `markers` replace those of the model's family.
     pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
         let answer_format = &call.run.answer_format;
-        let (own_open, own_close) = &answer_format.syntax.reasoning_markers;
-        let (open, close) = markers.unwrap_or((own_open, own_close));
+        let own = &answer_format.syntax.reasoning_markers;
+        let (open, close) = markers.unwrap_or((&own.open, &own.close));
         let prompt = &call.sequence[..call.prompt_len];
         let tail = call.run.vocabulary.decode(&prompt[prompt.len().saturating_sub(open.len() + 4)..]);
         let has_begun = answer_format.thinking || (!open.is_empty() && tail.trim_end().ends_with(open));
@@ -149,7 +149,7 @@ mod tests {
     use std::sync::Arc;
 
     fn begin(run: &Arc<RunView>) -> (ReasoningState, AnswerText) {
-        let sequence = run.vocabulary.encode("> ", false, false);
+        let sequence = run.vocabulary.encode_plain("> ");
         let call = Call {
             run,
             step: 1,

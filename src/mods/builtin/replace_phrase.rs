@@ -1,14 +1,15 @@
 use super::{
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
     phrase::{self, Phrases},
-    sequence::{ends_answer, is_over},
+    phrase_search::PhraseSearch,
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Maximum consecutive replacements without a token from the model between them.
@@ -30,7 +31,8 @@ impl ModFactory for ReplacePhrase {
                 &["replace"],
                 json!({
                     "replace": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1,
-                        "maxProperties": phrase::MAX_PHRASES, "propertyNames": {"maxLength": phrase::MAX_PHRASE_CHARS},
+                        "maxProperties": phrase::MAX_PHRASES,
+                        "propertyNames": {"minLength": 1, "maxLength": phrase::MAX_PHRASE_CHARS},
                         "description": "Replacement for each phrase; an empty string removes it."},
                     "case_sensitive": {"type": "boolean", "default": false,
                         "description": "True if matching is case-sensitive."},
@@ -42,42 +44,34 @@ impl ModFactory for ReplacePhrase {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["replace", "case_sensitive", "whole_words"])?;
-        let expected = "`replace` must be an object of strings, e.g. {\"utilize\": \"use\"}";
-        let pairs = fields.get("replace").ok_or_else(|| format!("`replace` is missing; {expected}"))?;
-        let entries =
-            pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{expected}, got {pairs}"))?;
-        let mut from = Vec::new();
-        let mut to = Vec::new();
-        for (phrase, replacement) in entries {
-            let replacement =
-                replacement.as_str().ok_or_else(|| format!("{expected}, got {replacement} for '{phrase}'"))?;
-            if phrase.is_empty() {
-                return Err(format!("{expected}; an empty phrase cannot be replaced"));
-            }
-            from.push(phrase.as_str());
-            to.push(replacement.to_owned());
-        }
-        phrase::check("replace", &from)?;
-        let case_sensitive = fields.flag("case_sensitive", false)?;
-        let phrases = Phrases::new(&from, case_sensitive, fields.flag("whole_words", false)?);
+        let config: ReplaceConfig = config::parse(self, config)?;
+        let from: Vec<&str> = config.replace.keys().map(String::as_str).collect();
+        let to: Vec<&str> = config.replace.values().filter_map(Value::as_str).collect();
+        let phrases = Phrases::new(&from, config.case_sensitive, config.whole_words);
         for replacement in &to {
             if let Some(index) = phrases.find_in(replacement) {
                 let phrase = from[index];
                 return Err(format!("`replace`: '{replacement}' contains '{phrase}' and would be replaced endlessly"));
             }
         }
-        let holdback = phrases.max_tokens();
-        Ok(Box::new(Replace { phrases, to, holdback, clean: 0, consecutive: 0 }))
+        let to = to.into_iter().map(str::to_owned).collect();
+        Ok(Box::new(Replace { search: PhraseSearch::new(phrases), to, consecutive: 0 }))
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReplaceConfig {
+    /// Strings, in the order of the request.
+    replace: Map<String, Value>,
+    case_sensitive: bool,
+    whole_words: bool,
+}
+
 struct Replace {
-    phrases: Phrases,
+    search: PhraseSearch,
+    /// Replacement of each phrase.
     to: Vec<String>,
-    holdback: usize,
-    /// Number of tokens at the beginning of the answer that are known to contain no phrase to replace.
-    clean: usize,
     consecutive: usize,
 }
 
@@ -86,10 +80,8 @@ impl ModInstance for Replace {
         EventSet::new(&[EventType::Added])
     }
 
-    /// Returns the number of tokens that may still become a phrase. Before the first token it is the maximum length of
-    /// a phrase.
     fn holdback(&self) -> usize {
-        self.holdback
+        self.search.holdback()
     }
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
@@ -97,36 +89,25 @@ impl ModInstance for Replace {
         if !forced {
             self.consecutive = 0;
         }
-        let vocabulary = &call.run.vocabulary;
-        let (generated, length) = (call.generated_in_context(), call.answer_len());
-        self.clean = self.clean.min(length - tokens.len());
-        let fresh = (length - self.clean).min(generated.len());
-        let is_over = is_over(call);
-        let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over) else {
-            self.holdback = self.phrases.holdback(vocabulary, generated);
-            self.clean = length - self.holdback.min(length);
-            return Some(Reply::noop());
-        };
-        if found.is_cut && !is_over {
-            // With the rest of the character, which could not be encoded without it, the phrase is found again.
-            self.holdback = found.replaced;
-            self.clean = length - found.replaced.min(length);
+        let Some(found) = self.search.find(call, tokens.len()) else { return Some(Reply::noop()) };
+        if found.is_cut && !call.is_last_event() {
+            // The rest of the character could not be encoded without its first bytes.
+            self.search.postpone(call, &found);
             return Some(Reply::noop());
         }
         if self.consecutive == MAX_CONSECUTIVE {
-            self.holdback = self.phrases.holdback(vocabulary, generated);
-            self.clean = length;
+            self.search.keep(call);
             let message =
                 format!("{MAX_CONSECUTIVE} consecutive replacements triggered each other; the current text is kept");
-            return Some(Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() });
+            return Some(Reply::noop().with_log(LogLevel::Warning, message));
         }
         self.consecutive += 1;
-        self.holdback = self.phrases.max_tokens();
+        self.search.replace();
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
-        let mut replacement = vocabulary.encode_continuation(&text, false);
+        let mut replacement = call.run.vocabulary.encode_plain_continuation(&text);
         // The token that ended the answer remains its end.
-        replacement.extend(tokens.last().filter(|&&last| ends_answer(call.run, last)));
-        Some(Action::Backtrack { n: u32::try_from(found.replaced).unwrap_or(u32::MAX), tokens: replacement }.into())
+        replacement.extend(tokens.last().filter(|_| call.ends_answer()));
+        Some(Action::backtrack(found.replaced, replacement).into())
     }
 }
 
@@ -144,7 +125,7 @@ mod tests {
         harness.write_text("Hello a bad idea");
         assert_eq!(harness.text(), "Hello a good idea");
         let mut harness = ModHarness::new(&ReplacePhrase, &json!({"replace": {"the b": "a b"}}));
-        let tokens = harness.run.vocabulary.encode("Hello the bad", false, false);
+        let tokens = harness.run.vocabulary.encode_plain("Hello the bad");
         harness.append(&tokens, true);
         assert_eq!(harness.text(), "Hello a bad", "the end of the last token stays");
     }
@@ -152,7 +133,7 @@ mod tests {
     #[test]
     fn character_after_the_phrase_is_completed_first() {
         let mut harness = ModHarness::new(&ReplacePhrase, &json!({"replace": {"bad": "good"}}));
-        let mut tokens = harness.run.vocabulary.encode("a bad", false, false);
+        let mut tokens = harness.run.vocabulary.encode_plain("a bad");
         tokens.push(0xe2);
         assert_eq!(harness.append(&tokens, true).action, None);
         assert_eq!(harness.instance.holdback(), 2, "' bad' and the first byte of '€'");
@@ -192,7 +173,9 @@ mod tests {
         let message = ReplacePhrase.start(&json!({"replace": {"a": "b", "B": "c"}}), &run()).err().unwrap();
         assert_eq!(message, "`replace`: 'b' contains 'B' and would be replaced endlessly");
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
-        assert!(message.ends_with("got 1 for 'a'"), "{message}");
+        assert_eq!(message, "`replace.a` must be a string, got 1");
+        let message = ReplacePhrase.start(&json!({"replace": {"": "a"}}), &run()).err().unwrap();
+        assert_eq!(message, "`replace`: the name \"\" is invalid: the value must not be empty");
     }
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]

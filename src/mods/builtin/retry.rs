@@ -1,13 +1,13 @@
 use super::{
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
-    sequence::{SequenceTracker, is_over},
+    sequence::SequenceTracker,
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Reply,
-    ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -41,12 +41,8 @@ impl ModFactory for RetryLowConfidence {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["window", "mean_logprob", "tries", "temperature"])?;
         Ok(Box::new(Retry {
-            window: fields.count("window", 1..=256, 8)?,
-            min_mean: f64::from(fields.number("mean_logprob", -100.0..=0.0, -2.5)?),
-            tries: fields.count("tries", 1..=32, 3)?,
-            temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
+            config: config::parse(self, config)?,
             tracker: SequenceTracker::default(),
             sums: vec![0.0],
             final_tokens: 0,
@@ -55,11 +51,17 @@ impl ModFactory for RetryLowConfidence {
     }
 }
 
-struct Retry {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RetryConfig {
     window: usize,
-    min_mean: f64,
+    mean_logprob: f64,
     tries: usize,
     temperature: f32,
+}
+
+struct Retry {
+    config: RetryConfig,
     tracker: SequenceTracker,
     /// Cumulative log-probabilities of the tokens of the answer.
     sums: Vec<f64>,
@@ -100,28 +102,28 @@ impl Retry {
     fn added(&mut self, call: &Call<'_>) -> Reply {
         let length = self.tracker.token_count();
         let at = match &self.retry {
-            Some(retry) if length >= retry.at + self.window || is_over(call) => retry.at,
-            None if length >= self.final_tokens + self.window && self.mean(length - self.window) < self.min_mean => {
-                length - self.window
+            Some(retry) if length >= retry.at + self.config.window || call.is_last_event() => retry.at,
+            None if length >= self.final_tokens + self.config.window
+                && self.mean(length - self.config.window) < self.config.mean_logprob =>
+            {
+                length - self.config.window
             }
             _ => return Reply::noop(),
         };
         let mean = self.mean(at);
         let mut retry = self.retry.take().unwrap_or(RetryWindow { at, attempts: Vec::new() });
-        if mean >= self.min_mean {
+        if mean >= self.config.mean_logprob {
             self.final_tokens = length;
-            return reply(format!("mean log-probability {mean:.2} after {} tries", retry.attempts.len()), None);
+            let message = format!("mean log-probability {mean:.2} after {} tries", retry.attempts.len());
+            return Reply::noop().with_log(LogLevel::Info, message);
         }
         let generated = call.generated_in_context();
         let count = (length - at).min(generated.len());
-        let n = u32::try_from(count).unwrap_or(u32::MAX);
         retry.attempts.push((generated[generated.len() - count..].to_vec(), mean));
-        if retry.attempts.len() <= self.tries {
+        if retry.attempts.len() <= self.config.tries {
             self.retry = Some(retry);
-            return reply(
-                format!("mean log-probability {mean:.2}: retrying"),
-                Some(Action::Backtrack { n, tokens: Vec::new() }),
-            );
+            let message = format!("mean log-probability {mean:.2}: retrying");
+            return Reply::from(Action::backtrack(count, Vec::new())).with_log(LogLevel::Info, message);
         }
         self.final_tokens = length;
         let last = retry.attempts.len() - 1;
@@ -129,13 +131,9 @@ impl Retry {
             |best: usize, other: usize| if retry.attempts[other].1 > retry.attempts[best].1 { other } else { best };
         let best = (0..=last).rev().reduce(better).unwrap_or(last);
         let (tokens, mean) = retry.attempts.swap_remove(best);
-        let action = (best != last).then_some(Action::Backtrack { n, tokens });
-        reply(format!("mean log-probability {mean:.2} is the best of {}", last + 1), action)
+        let reply = if best == last { Reply::noop() } else { Action::backtrack(count, tokens).into() };
+        reply.with_log(LogLevel::Info, format!("mean log-probability {mean:.2} is the best of {}", last + 1))
     }
-}
-
-fn reply(message: String, action: Option<Action>) -> Reply {
-    Reply { action, logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() }
 }
 
 impl ModInstance for Retry {
@@ -147,7 +145,7 @@ impl ModInstance for Retry {
         let length = self.tracker.token_count();
         match &self.retry {
             Some(retry) => length - retry.at,
-            None => (length - self.final_tokens).min(self.window - 1),
+            None => (length - self.final_tokens).min(self.config.window - 1),
         }
     }
 
@@ -161,7 +159,7 @@ impl ModInstance for Retry {
             }
             CallEvent::Added { .. } => self.added(call),
             CallEvent::ForwardPass { .. } if self.retry.is_some() => {
-                Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(self.temperature) }.into()
+                Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(self.config.temperature) }.into()
             }
             _ => Reply::noop(),
         })

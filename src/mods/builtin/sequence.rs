@@ -58,17 +58,3 @@ pub fn end_token(run: &RunView) -> Result<TokenId, String> {
         .find(|&token| vocabulary.is_end_of_generation(token))
         .ok_or_else(|| "the model has no end-of-generation token to end an answer with".into())
 }
-
-/// Returns true if the token ends the run's answer.
-pub fn ends_answer(run: &RunView, token: TokenId) -> bool {
-    let stop = run.parameters.pointer("/limits/stop_tokens").and_then(serde_json::Value::as_array);
-    run.vocabulary.is_end_of_generation(token)
-        || stop.is_some_and(|tokens| tokens.iter().any(|stop| stop.as_i64() == Some(token.into())))
-}
-
-/// Returns true if a mod can see that the run ends with the token that was just added: the token ends the answer, or no
-/// other token fits.
-pub fn is_over(call: &Call<'_>) -> bool {
-    call.answer_len() >= call.max_tokens as usize
-        || matches!(call.event, CallEvent::Added { tokens: [.., last], .. } if ends_answer(call.run, *last))
-}

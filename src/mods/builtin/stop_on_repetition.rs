@@ -1,12 +1,11 @@
 use super::{
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
     sequence::end_token,
 };
 use crate::events::{EventType, LogLevel, TokenId};
-use crate::mods::{
-    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
-};
+use crate::mods::{Action, Call, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -37,14 +36,17 @@ impl ModFactory for StopOnRepetition {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["ngram", "times", "cut"])?;
-        Ok(Box::new(Repetition {
-            ngram: fields.count("ngram", 1..=256, 16)?,
-            times: fields.count("times", 2..=64, 3)?,
-            cut: fields.flag("cut", false)?,
-            end: end_token(run)?,
-        }))
+        let RepetitionConfig { ngram, times, cut } = config::parse(self, config)?;
+        Ok(Box::new(Repetition { ngram, times, cut, end: end_token(run)? }))
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RepetitionConfig {
+    ngram: usize,
+    times: usize,
+    cut: bool,
 }
 
 struct Repetition {
@@ -78,12 +80,11 @@ impl ModInstance for Repetition {
         let text = call.run.vocabulary.decode(&call.sequence[call.sequence.len() - block..]);
         let message = format!("the last {repeated} tokens repeat {text:?}; the answer ends here");
         let action = if self.cut {
-            Action::Backtrack { n: u32::try_from(repeated - block).unwrap_or(u32::MAX), tokens: vec![self.end] }
+            Action::backtrack(repeated - block, vec![self.end])
         } else {
             Action::ForceTokens(vec![self.end])
         };
-        let logs = vec![ModLogLine { level: LogLevel::Warning, message }];
-        Some(Reply { action: Some(action), logs, ..Reply::default() })
+        Some(Reply::from(action).with_log(LogLevel::Warning, message))
     }
 }
 

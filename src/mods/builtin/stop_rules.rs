@@ -1,17 +1,17 @@
 use super::{
-    answer_text::AnswerText,
-    config::{ConfigFields, schema},
+    answer_tracker::AnswerTracker,
+    config::{self, schema},
     describe,
-    reasoning::ReasoningState,
     sentences::SentenceDetector,
-    sequence::{SequenceTracker, end_token, ends_answer},
+    sequence::end_token,
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::complete_prefix;
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
-use regex::bytes::Regex;
+use regex::bytes::{Regex, RegexBuilder};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -53,60 +53,63 @@ impl ModFactory for StopRules {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        const RULES: [&str; 5] = ["tokens", "sentences", "regex", "repeated_lines", "mean_logprob"];
-        let known = [&RULES[..], &["window"]].concat();
-        let fields = ConfigFields::parse(config, &known)?;
-        if RULES.iter().all(|rule| fields.get(rule).is_none()) {
-            return Err(format!("no rule is set; at least one of {} is required", RULES.join(", ")));
+        let rules: RulesConfig = config::parse(self, config)?;
+        if rules.is_empty() {
+            return Err(
+                "no rule is set; at least one of tokens, sentences, regex, repeated_lines, mean_logprob is required"
+                    .into(),
+            );
         }
-        let count = |name: &str, range: std::ops::RangeInclusive<usize>| {
-            fields.get(name).map(|_| fields.count(name, range, 0)).transpose()
-        };
-        let expression = fields.text("regex")?.map(|text| {
-            regex::bytes::RegexBuilder::new(text)
-                .size_limit(MAX_REGEX_BYTES)
-                .dfa_size_limit(MAX_REGEX_BYTES)
-                .build()
-                .map_err(|error| {
-                    // The last line has the error, the lines before it show the position.
-                    let message = error.to_string();
-                    let reason = message.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                    format!("`regex` is not a valid regular expression: {reason}")
-                })
-        });
-        let expression = expression.transpose()?;
-        if expression.as_ref().is_some_and(|expression| expression.is_match(b"")) {
-            return Err("`regex` matches the empty string, so every answer would end before it begins".into());
-        }
-        let min_mean_logprob =
-            fields.get("mean_logprob").map(|_| fields.number("mean_logprob", -100.0..=0.0, 0.0)).transpose()?;
+        let expression = rules.regex.as_deref().map(compile).transpose()?;
         Ok(Box::new(Rules {
-            tokens: count("tokens", 1..=1_000_000)?,
-            sentences: count("sentences", 1..=100_000)?,
+            rules,
             expression,
-            repeated_lines: count("repeated_lines", 2..=1000)?,
-            min_mean_logprob: min_mean_logprob.map(f64::from),
-            window: fields.count("window", 1..=4096, 16)?,
             end: end_token(run)?,
-            tracker: SequenceTracker::default(),
-            answer: AnswerText::new(run),
-            reasoning: None,
+            answer: AnswerTracker::new(run, None),
             states: vec![CheckState::default()],
         }))
     }
 }
 
-struct Rules {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RulesConfig {
     tokens: Option<usize>,
     sentences: Option<usize>,
-    expression: Option<Regex>,
+    regex: Option<String>,
     repeated_lines: Option<usize>,
-    min_mean_logprob: Option<f64>,
+    mean_logprob: Option<f64>,
     window: usize,
+}
+
+impl RulesConfig {
+    fn is_empty(&self) -> bool {
+        let Self { tokens, sentences, regex, repeated_lines, mean_logprob, .. } = self;
+        let has_count = [tokens, sentences, repeated_lines].iter().any(|rule| rule.is_some());
+        !has_count && regex.is_none() && mean_logprob.is_none()
+    }
+}
+
+/// Compiles the expression of a rule.
+fn compile(text: &str) -> Result<Regex, String> {
+    let expression = RegexBuilder::new(text).size_limit(MAX_REGEX_BYTES).dfa_size_limit(MAX_REGEX_BYTES).build();
+    let expression = expression.map_err(|error| {
+        // The last line has the error, the lines before it show the position.
+        let message = error.to_string();
+        let reason = message.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        format!("`regex` is not a valid regular expression: {reason}")
+    })?;
+    if expression.is_match(b"") {
+        return Err("`regex` matches the empty string, so every answer would end before it begins".into());
+    }
+    Ok(expression)
+}
+
+struct Rules {
+    rules: RulesConfig,
+    expression: Option<Regex>,
     end: TokenId,
-    tracker: SequenceTracker,
-    answer: AnswerText,
-    reasoning: Option<ReasoningState>,
+    answer: AnswerTracker,
     /// State after each token of the answer; the first entry is the state before the first token.
     states: Vec<CheckState>,
 }
@@ -157,10 +160,7 @@ impl Lines {
 
 impl Rules {
     fn update(&mut self, call: &Call<'_>) {
-        let delta = self.tracker.update(call);
-        let kept = self.answer.apply(&delta, &call.run.vocabulary);
-        let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
-        reasoning.apply(&delta, &self.answer, kept);
+        let delta = self.answer.update(call);
         let before = self.answer.token_count() - delta.added.len();
         let state = self.states.get(before).or(self.states.last()).copied().unwrap_or_default();
         self.states.resize(before + 1, state);
@@ -177,8 +177,8 @@ impl Rules {
 
     /// Checks the rules after the first `tokens` tokens of the answer.
     fn check(&self, state: &mut CheckState, tokens: usize) {
-        let end = self.answer.end_of(tokens);
-        let Some(reasoning) = self.reasoning.as_ref().filter(|reasoning| !reasoning.is_within()) else {
+        let end = self.answer.text().end_of(tokens);
+        let Some(reasoning) = self.answer.reasoning().filter(|reasoning| !reasoning.is_within()) else {
             state.bytes = end;
             return;
         };
@@ -190,18 +190,19 @@ impl Rules {
             state.bytes = answer_from.min(end);
             state.lines = Lines { from: state.bytes, last: (state.bytes, state.bytes), times: 0 };
         }
-        let text = &self.answer.bytes()[..end];
+        let text = &self.answer.text().bytes()[..end];
         let from = state.bytes;
         let complete = from + complete_prefix(&text[from..]);
         for (at, c) in characters(text, from, complete) {
             let sentence = state.sentences.push(c, at);
-            if let (Some(end), true) = (sentence, self.sentences.is_some_and(|max| state.sentences.count >= max)) {
+            if let (Some(end), true) = (sentence, self.rules.sentences.is_some_and(|max| state.sentences.count >= max))
+            {
                 state.met = Some(RuleMatch { rule: "sentences", end });
                 return;
             }
             if c == '\n' {
                 state.lines.end(text, at);
-                if self.repeated_lines.is_some_and(|max| state.lines.times >= max) {
+                if self.rules.repeated_lines.is_some_and(|max| state.lines.times >= max) {
                     state.met = Some(RuleMatch { rule: "repeated_lines", end: at });
                     return;
                 }
@@ -211,16 +212,16 @@ impl Rules {
         let start = answer_from.max(from.saturating_sub(MAX_MATCH_BYTES)).min(end);
         let found = self.expression.as_ref().and_then(|expression| expression.find_at(text, start));
         let (sum, count) = state.logprobs;
-        let unsure = self.min_mean_logprob.is_some_and(|min| {
-            let earlier = tokens.checked_sub(self.window).map(|earlier| self.states[earlier].logprobs);
+        let unsure = self.rules.mean_logprob.is_some_and(|min| {
+            let earlier = tokens.checked_sub(self.rules.window).map(|earlier| self.states[earlier].logprobs);
             earlier.is_some_and(|(before, drawn)| {
-                count - drawn == self.window && (sum - before) / (self.window as f64) < min
+                count - drawn == self.rules.window && (sum - before) / (self.rules.window as f64) < min
             })
         });
         state.met = match found {
             Some(found) => Some(RuleMatch { rule: "regex", end: found.end() }),
             None if unsure => Some(RuleMatch { rule: "mean_logprob", end }),
-            None if self.tokens.is_some_and(|max| tokens.saturating_sub(reasoning_tokens) >= max) => {
+            None if self.rules.tokens.is_some_and(|max| tokens.saturating_sub(reasoning_tokens) >= max) => {
                 Some(RuleMatch { rule: "tokens", end })
             }
             None => None,
@@ -248,20 +249,17 @@ impl ModInstance for Rules {
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         self.update(call);
-        let CallEvent::Added { tokens, .. } = call.event else { return Some(Reply::noop()) };
-        let ended = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
-        let Some(met) = self.states.last().and_then(|state| state.met).filter(|_| !ended) else {
-            return Some(Reply::noop());
-        };
-        let cut = self.answer.cut(met.end);
-        let mut tokens = call.run.vocabulary.encode_continuation(&cut.before, false);
+        let is_added = matches!(call.event, CallEvent::Added { .. });
+        let met = self.states.last().and_then(|state| state.met).filter(|_| is_added && !call.ends_answer());
+        let Some(met) = met else { return Some(Reply::noop()) };
+        let cut = self.answer.text().cut(met.end);
+        let mut tokens = call.run.vocabulary.encode_plain_continuation(&cut.before);
         tokens.push(self.end);
-        let action = match u32::try_from(cut.tokens).unwrap_or(u32::MAX) {
+        let action = match cut.tokens {
             0 => Action::ForceTokens(tokens),
-            n => Action::Backtrack { n, tokens },
+            count => Action::backtrack(count, tokens),
         };
-        let logs = vec![ModLogLine { level: LogLevel::Info, message: format!("answer ended by rule '{}'", met.rule) }];
-        Some(Reply { action: Some(action), logs, ..Reply::default() })
+        Some(Reply::from(action).with_log(LogLevel::Info, format!("answer ended by rule '{}'", met.rule)))
     }
 }
 

@@ -1,10 +1,11 @@
 //! `json-schema`, `regex` and `grammar`: structured answers by constraint.
 
-use super::config::{ConfigFields, schema};
+use super::config::{self, schema};
 use super::constrain::GrammarInstance;
 use super::describe;
 use crate::model::grammar::{Constraint, GrammarSource};
 use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -22,10 +23,10 @@ fn after() -> Value {
 fn instance(
     source: GrammarSource,
     field: &str,
-    fields: &ConfigFields<'_>,
+    trigger: Option<&str>,
     run: &RunView,
 ) -> Result<Box<dyn ModInstance>, String> {
-    Ok(Box::new(GrammarInstance::start(Constraint::new(field, source), fields.text("after")?, run)?))
+    Ok(Box::new(GrammarInstance::start(Constraint::new(field, source), trigger, run)?))
 }
 
 /// `json-schema`: makes the answer JSON that is valid against a schema.
@@ -52,16 +53,16 @@ impl ModFactory for JsonSchema {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["schema", "after"])?;
-        let expected = "`schema` must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
-        match fields.get("schema") {
-            Some(schema @ Value::Object(_)) => {
-                instance(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
-            }
-            Some(other) => Err(format!("{expected}, got {other}")),
-            None => Err(format!("`schema` is missing; {expected}")),
-        }
+        let JsonSchemaConfig { schema, after } = config::parse(self, config)?;
+        instance(GrammarSource::JsonSchema(schema), "schema", after.as_deref(), run)
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonSchemaConfig {
+    schema: Value,
+    after: Option<String>,
 }
 
 /// `regex`: makes the whole answer match a regular expression.
@@ -86,12 +87,16 @@ impl ModFactory for Regex {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["pattern", "after"])?;
-        match fields.text("pattern")? {
-            Some(pattern) => instance(GrammarSource::Regex(pattern.to_owned()), "pattern", &fields, run),
-            None => Err("`pattern` is missing; it must be a regular expression, e.g. \"[0-9]+\"".into()),
-        }
+        let RegexConfig { pattern, after } = config::parse(self, config)?;
+        instance(GrammarSource::Regex(pattern), "pattern", after.as_deref(), run)
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RegexConfig {
+    pattern: String,
+    after: Option<String>,
 }
 
 /// `grammar`: makes the answer follow a grammar.
@@ -118,16 +123,24 @@ impl ModFactory for Grammar {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["gbnf", "lark", "after"])?;
-        match (fields.text("gbnf")?, fields.text("lark")?) {
-            (Some(text), None) => instance(GrammarSource::Gbnf(text.to_owned()), "gbnf", &fields, run),
-            (None, Some(text)) => instance(GrammarSource::Lark(text.to_owned()), "lark", &fields, run),
+        let GrammarConfig { gbnf, lark, after } = config::parse(self, config)?;
+        match (gbnf, lark) {
+            (Some(text), None) => instance(GrammarSource::Gbnf(text), "gbnf", after.as_deref(), run),
+            (None, Some(text)) => instance(GrammarSource::Lark(text), "lark", after.as_deref(), run),
             (None, None) => {
                 Err("`gbnf` or `lark` is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}".into())
             }
             (Some(_), Some(_)) => Err("`gbnf` and `lark` are mutually exclusive; set one of them".into()),
         }
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GrammarConfig {
+    gbnf: Option<String>,
+    lark: Option<String>,
+    after: Option<String>,
 }
 
 #[cfg(test)]
@@ -145,17 +158,9 @@ mod tests {
     #[test]
     fn errors_name_field() {
         let mods: [(&dyn ModFactory, Value, &str); 7] = [
-            (
-                &JsonSchema,
-                json!({}),
-                "`schema` is missing; `schema` must be a JSON schema (an object), e.g. {\"type\": \"object\"}",
-            ),
-            (
-                &JsonSchema,
-                json!({"schema": 3}),
-                "`schema` must be a JSON schema (an object), e.g. {\"type\": \"object\"}, got 3",
-            ),
-            (&Regex, json!({"pattern": 3}), "`pattern` must be a non-empty string, got 3"),
+            (&JsonSchema, json!({}), "`schema` is missing"),
+            (&JsonSchema, json!({"schema": 3}), "`schema` must be an object, got 3"),
+            (&Regex, json!({"pattern": 3}), "`pattern` must be a string, got 3"),
             (
                 &Grammar,
                 json!({"gbnf": "root ::= x"}),
@@ -167,7 +172,7 @@ mod tests {
                 "`gbnf` or `lark` is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}",
             ),
             (&Grammar, json!({"gbnf": "a", "lark": "b"}), "`gbnf` and `lark` are mutually exclusive; set one of them"),
-            (&Regex, json!({"pattern": "a", "after": ""}), "`after` must be a non-empty string, got \"\""),
+            (&Regex, json!({"pattern": "a", "after": ""}), "`after` must not be empty"),
         ];
         for (factory, config, message) in mods {
             assert_eq!(factory.start(&config, &run()).err().unwrap(), message);

@@ -1,5 +1,5 @@
 use super::{
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
 };
 use crate::events::EventType;
@@ -7,6 +7,7 @@ use crate::model::distribution::TokenDistribution;
 use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -39,13 +40,7 @@ impl ModFactory for TemperatureByEntropy {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["low", "high", "min_entropy", "max_entropy"])?;
-        let instance = ByEntropy {
-            low: fields.number("low", 0.0..=10.0, 0.2)?,
-            high: fields.number("high", 0.0..=10.0, 1.0)?,
-            min_entropy: fields.number("min_entropy", 0.0..=32.0, 0.5)?,
-            max_entropy: fields.number("max_entropy", 0.0..=32.0, 4.0)?,
-        };
+        let instance: ByEntropy = config::parse(self, config)?;
         if instance.min_entropy >= instance.max_entropy {
             return Err(format!(
                 "`min_entropy` must be less than `max_entropy`, got {} and {}",
@@ -56,6 +51,8 @@ impl ModFactory for TemperatureByEntropy {
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ByEntropy {
     low: f32,
     high: f32,

@@ -77,6 +77,7 @@ pub fn run() -> Arc<RunView> {
             single: false,
         }),
         parameters: Value::Null,
+        stop_tokens: Vec::new(),
         seed: 1,
         hidden_layers: Err(NoHiddenStates::CaptureOff),
     })
@@ -101,7 +102,7 @@ impl ModHarness {
     pub fn new(factory: &dyn ModFactory, config: &Value) -> Self {
         let run = run();
         let instance = factory.start(config, &run).expect("a configuration that the mod accepts");
-        let sequence = run.vocabulary.encode("> ", false, false);
+        let sequence = run.vocabulary.encode_plain("> ");
         Self { instance, sequence, evicted: 0, evictions_end: 0, run, step: 1 }
     }
 
@@ -154,7 +155,7 @@ impl ModHarness {
 
     /// Adds a text token by token; returns the last reply with an action.
     pub fn write_text(&mut self, text: &str) -> Option<Reply> {
-        let tokens = self.run.vocabulary.encode(text, false, false);
+        let tokens = self.run.vocabulary.encode_plain(text);
         tokens.into_iter().map(|token| self.add(token)).filter(|reply| reply.action.is_some()).last()
     }
 }

@@ -1,14 +1,13 @@
 use super::{
-    answer_text::AnswerText,
-    config::{ConfigFields, schema},
+    answer_tracker::AnswerTracker,
+    config::{self, schema},
     describe,
-    reasoning::ReasoningState,
-    sequence::SequenceTracker,
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -44,32 +43,39 @@ impl ModFactory for ThinkBudget {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["tokens", "message", "begin", "end"])?;
-        let markers = match (fields.text("begin")?, fields.text("end")?) {
-            (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
+        let config: BudgetConfig = config::parse(self, config)?;
+        let markers = match (config.begin, config.end) {
+            (Some(begin), Some(end)) => Some((begin, end)),
             (None, None) => None,
             (Some(_), None) => return Err("`end` is missing; `begin` requires it, e.g. \"</think>\"".into()),
             (None, Some(_)) => return Err("`begin` is missing; `end` requires it, e.g. \"<think>\"".into()),
         };
         Ok(Box::new(Budget {
-            tokens: fields.count("tokens", 0..=1_000_000, 1024)?,
-            message: fields.text("message")?.unwrap_or_default().to_owned(),
-            markers,
-            reasoning: None,
-            tracker: SequenceTracker::default(),
-            answer: AnswerText::new(run),
+            tokens: config.tokens,
+            message: config.message,
+            end_marker: markers.as_ref().map(|(_, end)| end.clone()),
+            answer: AnswerTracker::new(run, markers),
             ends: 0,
         }))
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BudgetConfig {
+    tokens: usize,
+    #[serde(default)]
+    message: String,
+    begin: Option<String>,
+    end: Option<String>,
+}
+
 struct Budget {
     tokens: usize,
     message: String,
-    markers: Option<(String, String)>,
-    reasoning: Option<ReasoningState>,
-    tracker: SequenceTracker,
-    answer: AnswerText,
+    /// End marker that replaces the one of the model's family.
+    end_marker: Option<String>,
+    answer: AnswerTracker,
     /// Number of times that reasoning was ended.
     ends: usize,
 }
@@ -77,17 +83,7 @@ struct Budget {
 impl Budget {
     /// Returns the text that ends reasoning.
     fn end(&self, call: &Call<'_>) -> String {
-        let format = &call.run.answer_format.syntax;
-        match &self.markers {
-            Some((_, end)) => end.clone(),
-            // Begins the next message. If reasoning was ended before, that message is forced to the final channel.
-            None if format.is_channels() => {
-                let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
-                format!("{}<|start|>assistant{last}", format.reasoning_markers.1)
-            }
-            None if format.reasoning_markers.1.starts_with("</") => format!("\n{}\n\n", format.reasoning_markers.1),
-            None => format.reasoning_markers.1.clone(),
-        }
+        self.end_marker.clone().unwrap_or_else(|| call.run.answer_format.syntax.closing_text(self.ends))
     }
 }
 
@@ -97,28 +93,25 @@ impl ModInstance for Budget {
     }
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
-        let delta = self.tracker.update(call);
-        let kept = self.answer.apply(&delta, &call.run.vocabulary);
-        let markers = self.markers.as_ref().map(|(begin, end)| (begin.as_str(), end.as_str()));
-        let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, markers));
-        reasoning.apply(&delta, &self.answer, kept);
+        self.answer.update(call);
         // Another mod may remove an added token, so the budget is checked before the next step.
-        if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
+        let is_step = matches!(call.event, CallEvent::ForwardPass { .. });
+        let Some(reasoning) = self.answer.reasoning().filter(|reasoning| is_step && reasoning.is_within()) else {
             return Some(Reply::noop());
-        }
-        let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.token_count());
-        let is_incomplete = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
+        };
+        let reasoning_tokens = reasoning.reasoning_tokens(self.answer.token_count());
+        let text = self.answer.text();
+        let is_incomplete = !text.ends_at_char_boundary() || reasoning.may_be_closing(text);
         let has_grace = is_incomplete && reasoning_tokens < self.tokens + GRACE_TOKENS;
         if reasoning_tokens < self.tokens || has_grace || self.ends == MAX_ENDS {
             return Some(Reply::noop());
         }
         let vocabulary = &call.run.vocabulary;
-        let mut tokens = vocabulary.encode_continuation(&self.message, false);
-        tokens.extend(vocabulary.encode_continuation(&self.end(call), true));
+        let mut tokens = vocabulary.encode_plain_continuation(&self.message);
+        tokens.extend(vocabulary.encode_markup_continuation(&self.end(call)));
         self.ends += 1;
         let message = format!("reasoning ended after {reasoning_tokens} tokens");
-        let logs = vec![ModLogLine { level: LogLevel::Info, message }];
-        Some(Reply { action: Some(Action::ForceTokens(tokens)), logs, ..Reply::default() })
+        Some(Reply::from(Action::ForceTokens(tokens)).with_log(LogLevel::Info, message))
     }
 }
 

@@ -1,17 +1,18 @@
 use super::{
     answer_text::AnswerText,
     avoided::AvoidedTokens,
-    config::{ConfigFields, schema},
+    config::{self, schema},
     describe,
-    sequence::{SequenceTracker, ends_answer},
+    sequence::SequenceTracker,
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerParser, ToolDefinition};
 use crate::model::complete_prefix;
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Reply,
-    ReplySender, RunView, schema_check,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
+    schema_check,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -49,42 +50,54 @@ impl ModFactory for ToolGuard {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::parse(config, &["tools", "block", "max_retries", "temperature", "then"])?;
-        let tools = match fields.get("tools") {
+        let config: GuardConfig = config::parse(self, config)?;
+        let tools = match &config.tools {
             Some(tools) => parse_tools(tools)?,
             None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),
             None => return Err("`tools` is missing, and the request has no tools".into()),
-        };
-        let block = match fields.get("block") {
-            Some(_) => fields.texts("block", "[\"delete\"]")?.into_iter().map(str::to_owned).collect(),
-            None => Vec::new(),
         };
         let answer_format = Arc::new(AnswerFormat { tools, ..(*run.answer_format).clone() });
         Ok(Box::new(Guard {
             parser: AnswerParser::new(Arc::clone(&answer_format)),
             answer_format,
-            block,
-            max_retries: fields.count("max_retries", 0..=100, 3)?,
-            temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
-            then: fields.word("then", &["text", "error", "keep"])?,
+            config,
             tracker: SequenceTracker::default(),
             answer: AnswerText::new(run),
-            parsed: 0,
-            finished: false,
-            kept_until: 0,
-            retries: 0,
-            retry_from: None,
-            avoided: None,
-            expected_length: None,
+            parsed_bytes: 0,
+            is_finished: false,
+            tolerated_until: 0,
+            retry: RetryState::default(),
         }))
     }
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GuardConfig {
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    block: Vec<String>,
+    max_retries: usize,
+    temperature: f32,
+    then: Fallback,
+}
+
+/// Treatment of an invalid call once the retries are used up.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Fallback {
+    /// Text replaces the call.
+    Text,
+    /// The run ends with an error.
+    Error,
+    /// The call is kept.
+    Keep,
+}
+
 /// Parses tools in OpenAI's format, with or without the enclosing function object.
-fn parse_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
+fn parse_tools(list: &[Value]) -> Result<Vec<ToolDefinition>, String> {
     let expected =
         "`tools` must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
-    let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{expected}, got {tools}"))?;
     list.iter()
         .map(|tool| {
             let function = tool.get("function").unwrap_or(tool);
@@ -104,21 +117,24 @@ fn parse_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
 struct Guard {
     parser: AnswerParser,
     answer_format: Arc<AnswerFormat>,
-    block: Vec<String>,
-    max_retries: usize,
-    temperature: f32,
-    then: &'static str,
+    config: GuardConfig,
     tracker: SequenceTracker,
     answer: AnswerText,
     /// Bytes of the text that were parsed.
-    parsed: usize,
+    parsed_bytes: usize,
     /// True if the end of the answer was parsed.
-    finished: bool,
-    /// Position before which invalid calls are kept.
-    kept_until: usize,
-    retries: usize,
+    is_finished: bool,
+    /// Position in bytes before which invalid calls are kept.
+    tolerated_until: usize,
+    retry: RetryState,
+}
+
+/// State of the retries of an answer.
+#[derive(Default)]
+struct RetryState {
+    count: usize,
     /// Position in tokens from which a call is sampled again.
-    retry_from: Option<usize>,
+    from: Option<usize>,
     /// Tokens that are avoided at a position in tokens, so that no call begins there.
     avoided: Option<AvoidedTokens>,
     /// Expected length of the answer in tokens after a Backtrack.
@@ -135,58 +151,58 @@ struct InvalidCall {
 impl Guard {
     fn update(&mut self, call: &Call<'_>) {
         let delta = self.tracker.update(call);
-        let kept = self.answer.apply(&delta, &call.run.vocabulary);
-        // If another mod's action won, the invalid call remains and is parsed again.
-        let is_kept =
-            self.expected_length.take().is_some_and(|tokens| self.tracker.token_count() - delta.added.len() > tokens);
-        if is_kept || kept < self.parsed || (delta.removed > 0 && self.finished) {
-            self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
-            self.finished = false;
-            self.kept_until = self.kept_until.min(kept);
-            self.parsed = if is_kept { 0 } else { complete_prefix(&self.answer.bytes()[..kept]) };
-            self.parser.push(&self.answer.text(0, self.parsed));
-        }
+        let remaining_bytes = self.answer.apply(&delta, &call.run.vocabulary);
         let length = self.tracker.token_count();
-        self.retry_from = self.retry_from.filter(|&from| from <= length);
-        self.avoided.take_if(|avoided| avoided.position() > length);
-        if let Some(avoided) = &mut self.avoided {
+        // If another mod's action won, the invalid call remains and is parsed again.
+        let backtrack_was_superseded =
+            self.retry.expected_length.take().is_some_and(|expected| length - delta.added.len() > expected);
+        if backtrack_was_superseded || remaining_bytes < self.parsed_bytes || (delta.removed > 0 && self.is_finished) {
+            self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
+            self.is_finished = false;
+            self.tolerated_until = self.tolerated_until.min(remaining_bytes);
+            self.parsed_bytes =
+                if backtrack_was_superseded { 0 } else { complete_prefix(&self.answer.bytes()[..remaining_bytes]) };
+            self.parser.push(&self.answer.text(0, self.parsed_bytes));
+        }
+        self.retry.from.take_if(|from| *from > length);
+        self.retry.avoided.take_if(|avoided| avoided.position() > length);
+        if let Some(avoided) = &mut self.retry.avoided {
             avoided.observe(call);
         }
     }
 
-    /// Parses new text and returns the first invalid call in it.
-    fn parse(&mut self, is_over: bool) -> Option<InvalidCall> {
-        let end = self.parsed + complete_prefix(&self.answer.bytes()[self.parsed..]);
-        let text = self.answer.text(self.parsed, end);
+    /// Parses new text and returns the first invalid call in it. `is_complete` is true at the end of the answer.
+    fn parse(&mut self, is_complete: bool) -> Option<InvalidCall> {
+        let end = self.parsed_bytes + complete_prefix(&self.answer.bytes()[self.parsed_bytes..]);
+        let text = self.answer.text(self.parsed_bytes, end);
         let mut invalid = None;
         for c in text.chars() {
             // The part of the answer that this character completes begins before it.
-            let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
+            let (part_start, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
-            self.parsed += c.len_utf8();
+            self.parsed_bytes += c.len_utf8();
             let is_unparsed = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, is_unparsed));
+            invalid = invalid.or_else(|| self.find_invalid(&pieces, part_start, is_unparsed));
         }
-        if is_over && !self.finished {
-            let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
-            self.finished = true;
-            let pieces = self.parser.finish(false);
+        if is_complete && !self.is_finished {
+            let (part_start, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
+            self.is_finished = true;
+            let pieces = self.parser.finish();
             let is_unparsed = marked && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, is_unparsed));
+            invalid = invalid.or_else(|| self.find_invalid(&pieces, part_start, is_unparsed));
         }
         invalid
     }
 
-    fn find_invalid(&self, pieces: &[AnswerDelta], from: usize, is_unparsed: bool) -> Option<InvalidCall> {
-        let from = if self.answer_format.syntax.is_channels() {
-            // The parser reports a channel as a whole, so the call begins with the last channel header.
-            rfind(&self.answer.bytes()[..self.parsed], b"<|channel|>").unwrap_or(0)
-        } else {
+    fn find_invalid(&self, pieces: &[AnswerDelta], part_start: usize, is_unparsed: bool) -> Option<InvalidCall> {
+        // The parser reports a channel as a whole, so the call begins with the last channel header.
+        let channel = self.answer_format.syntax.last_channel_start(&self.answer.bytes()[..self.parsed_bytes]);
+        let from = channel.unwrap_or_else(|| {
             // Spaces before the call may remain.
-            let rest = &self.answer.bytes()[from..];
-            from + rest.len() - rest.trim_ascii_start().len()
-        };
-        if from < self.kept_until {
+            let rest = &self.answer.bytes()[part_start..];
+            part_start + rest.len() - rest.trim_ascii_start().len()
+        });
+        if from < self.tolerated_until {
             return None;
         }
         let reason = pieces.iter().find_map(|piece| match piece {
@@ -199,7 +215,7 @@ impl Guard {
     }
 
     fn name_problem(&self, name: &str) -> Option<String> {
-        if self.block.iter().any(|blocked| blocked == name) {
+        if self.config.block.iter().any(|blocked| blocked == name) {
             return Some(format!("the tool '{name}' is blocked"));
         }
         let known: Vec<&str> = self.answer_format.tools.iter().map(|tool| tool.name.as_str()).collect();
@@ -219,60 +235,53 @@ impl Guard {
     fn respond(&mut self, invalid: &InvalidCall, call: &Call<'_>) -> Reply {
         let cut = self.answer.cut(invalid.from);
         let position = self.tracker.token_count() - cut.tokens;
-        let tokens = call.run.vocabulary.encode_continuation(&cut.before, false);
+        let tokens = call.run.vocabulary.encode_plain_continuation(&cut.before);
         let call_start = position + tokens.len();
-        self.avoided.take_if(|avoided| avoided.position() != call_start);
-        let again = self.retries < self.max_retries;
-        let (level, is_removed, outcome) = match self.then {
-            _ if again => (LogLevel::Info, true, "retrying"),
-            "keep" => (LogLevel::Warning, false, "keeping it"),
-            "error" => {
-                return Action::error(format!(
-                    "tool-guard: gave up after {} retries: {}",
-                    self.retries, invalid.reason
-                ))
-                .into();
+        self.retry.avoided.take_if(|avoided| avoided.position() != call_start);
+        let may_retry = self.retry.count < self.config.max_retries;
+        let is_unavoidable = self.retry.avoided.as_ref().is_some_and(AvoidedTokens::is_unavoidable);
+        let (level, is_removed, outcome) = match self.config.then {
+            _ if may_retry => (LogLevel::Info, true, "retrying"),
+            Fallback::Keep => (LogLevel::Warning, false, "keeping it"),
+            Fallback::Error => {
+                let (count, reason) = (self.retry.count, &invalid.reason);
+                return Action::error(format!("tool-guard: gave up after {count} retries: {reason}")).into();
             }
-            _ if self.avoided.as_ref().is_some_and(AvoidedTokens::is_unavoidable) => {
+            Fallback::Text if is_unavoidable => {
                 (LogLevel::Warning, false, "keeping it, because a constraint permits only a call")
             }
-            _ => (LogLevel::Warning, true, "replacing it with text"),
+            Fallback::Text => (LogLevel::Warning, true, "replacing it with text"),
         };
-        let logs = vec![ModLogLine { level, message: format!("{}; {outcome}", invalid.reason) }];
+        let message = format!("{}; {outcome}", invalid.reason);
         if !is_removed {
-            self.kept_until = self.parsed.max(invalid.from + 1);
-            return Reply { logs, ..Reply::default() };
+            self.tolerated_until = self.parsed_bytes.max(invalid.from + 1);
+            return Reply::noop().with_log(level, message);
         }
         let generated = call.generated_in_context();
-        if again {
-            self.retries += 1;
-            self.retry_from = Some(call_start);
+        if may_retry {
+            self.retry.count += 1;
+            self.retry.from = Some(call_start);
         } else {
             // If the call began within a token, that token is replaced by its text before the call.
             let first = generated.len().checked_sub(cut.tokens).map(|index| generated[index]);
             let first = if cut.before.is_empty() { first } else { self.first_of_call(invalid.from, call) };
-            self.retry_from = None;
-            let avoided = self.avoided.get_or_insert_with(|| AvoidedTokens::new(call_start));
+            self.retry.from = None;
+            let avoided = self.retry.avoided.get_or_insert_with(|| AvoidedTokens::new(call_start));
             first.into_iter().for_each(|token| avoided.insert(token));
         }
-        self.expected_length = Some(position);
-        let n = u32::try_from(cut.tokens).unwrap_or(u32::MAX);
-        Reply { action: Some(Action::Backtrack { n, tokens }), logs, ..Reply::default() }
+        self.retry.expected_length = Some(position);
+        Reply::from(Action::backtrack(cut.tokens, tokens)).with_log(level, message)
     }
 
     /// Returns the first token of the call: its text, from the byte `from` on, is encoded without the text before it.
     fn first_of_call(&self, from: usize, call: &Call<'_>) -> Option<TokenId> {
         let text = String::from_utf8_lossy(&self.answer.bytes()[from..]).into_owned();
-        call.run.vocabulary.encode_continuation(&text, true).first().copied()
+        call.run.vocabulary.encode_markup_continuation(&text).first().copied()
     }
 }
 
 fn has_call(pieces: &[AnswerDelta]) -> bool {
     pieces.iter().any(|piece| matches!(piece, AnswerDelta::CallEnd))
-}
-
-fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {
-    text.windows(marker.len()).rposition(|window| window == marker)
 }
 
 impl ModInstance for Guard {
@@ -282,35 +291,31 @@ impl ModInstance for Guard {
 
     /// Returns the number of tokens from the start of a call, or of a possible call.
     fn holdback(&self) -> usize {
-        let from = if self.answer_format.syntax.is_channels() {
-            rfind(self.answer.bytes(), b"<|channel|>").unwrap_or(0)
-        } else {
-            self.parser.unsent_from()
-        };
-        self.answer.cut(from).tokens
+        let channel = self.answer_format.syntax.last_channel_start(self.answer.bytes());
+        self.answer.cut(channel.unwrap_or_else(|| self.parser.unsent_from())).tokens
     }
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         self.update(call);
         let length = self.tracker.token_count();
         Some(match call.event {
-            CallEvent::Added { tokens, .. } => {
-                let is_over = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
+            CallEvent::Added { .. } => {
                 let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                if let Some(invalid) = self.parse(is_over) {
+                if let Some(invalid) = self.parse(call.ends_answer()) {
                     self.respond(&invalid, call)
                 } else {
                     // A retry is complete after a valid call or text.
                     let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                    let text = self.holdback() == 0;
-                    self.retry_from.take_if(|from| complete > calls || (text && *from < length));
+                    let is_text = self.holdback() == 0;
+                    self.retry.from.take_if(|from| complete > calls || (is_text && *from < length));
                     Reply::noop()
                 }
             }
-            CallEvent::ForwardPass { .. } => match (&self.avoided, self.retry_from) {
+            CallEvent::ForwardPass { .. } => match (&self.retry.avoided, self.retry.from) {
                 (Some(avoided), _) if avoided.position() == length => avoided.action().into(),
                 (_, Some(_)) => {
-                    Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(self.temperature) }.into()
+                    let temperature = Some(self.config.temperature);
+                    Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into()
                 }
                 _ => Reply::noop(),
             },

@@ -12,7 +12,7 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,8 @@ pub struct WorkerShared {
     pub memory: SharedMemory,
     /// Runs that use this worker.
     pub runs: AtomicUsize,
+    /// True after the end of the supervisor.
+    is_closed: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -57,14 +59,18 @@ struct WorkerLink {
 impl SupervisorHandle {
     pub fn new(memory: SharedMemory) -> (Self, mpsc::Receiver<Job>) {
         let (jobs, queue) = mpsc::channel();
-        let shared = Arc::new(WorkerShared { memory, runs: AtomicUsize::new(0), state: Mutex::default() });
+        let shared = Arc::new(WorkerShared {
+            memory,
+            runs: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+            state: Mutex::default(),
+        });
         (Self { jobs, shared }, queue)
     }
 
     /// Returns true while the supervisor runs.
     pub fn is_open(&self) -> bool {
-        // The supervisor owns the other reference while it runs.
-        Arc::strong_count(&self.shared) > 1
+        !self.shared.is_closed.load(Ordering::Acquire)
     }
 
     /// Submits a job.
@@ -139,6 +145,11 @@ impl SupervisorHandle {
 }
 
 impl WorkerShared {
+    /// Marks the supervisor as ended.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
     /// Marks a job as done. `generation` is the current worker's, 0 for none, and `stream` opens a link to it.
     pub fn job_done(&self, generation: u64, stream: impl FnOnce() -> Option<UnixStream>) {
         let mut state = self.state();

@@ -213,7 +213,9 @@ impl ModInstance for PythonInstance {
         let header = match self.prepare(call) {
             Ok(header) => header,
             Err(error) => {
-                return Some(failed(format!("the memory shared with the worker cannot be written: {error}")));
+                return Some(Reply::failed(ModException::new(format!(
+                    "the memory shared with the worker cannot be written: {error}"
+                ))));
             }
         };
         let logits = match call.event {
@@ -225,7 +227,7 @@ impl ModInstance for PythonInstance {
         let (run, done) = (Arc::clone(&self.run), new_sender());
         let job = CallJob { run, event: call.event_type(), header, logits, sent: None, done };
         if let Err(Job::Call(job)) = self.handle.submit(Job::Call(Box::new(job))) {
-            job.done.reply(failed("the supervisor of the worker has ended".into()));
+            job.done.reply(Reply::failed(ModException::new("the supervisor of the worker has ended")));
         }
         None
     }
@@ -264,8 +266,4 @@ fn share(memory: &SharedMemory, region: &mut Option<MemoryRegion>, values: &[f32
     let region = region.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
     memory.write(region, 0, bytemuck::cast_slice(values))?;
     Ok(region.offset)
-}
-
-fn failed(message: String) -> Reply {
-    Reply { exception: Some(ModException { message, traceback: None }), ..Reply::default() }
 }

@@ -87,18 +87,17 @@ pub fn to_reply(
     if let Some(tokens) = holdback {
         run.holdback.store(tokens, Ordering::Release);
     }
-    let checked = action.map(|action| action.check(body, &run.view.vocabulary, memory, logits)).transpose();
-    let (action, refused) = match checked {
+    let decoded = action.map(|action| action.decode(body, &run.view.vocabulary, memory, logits)).transpose();
+    let (action, refused) = match decoded {
         Ok(action) => (action, None),
-        Err(message) => {
-            let message = format!("InvalidActionError at {}: {message}", event.as_str());
-            (None, Some(ModException { message, traceback: None }))
-        }
+        Err(problem) => (None, Some(ModException::invalid_action(event, &problem))),
     };
-    Reply {
+    let reply = Reply {
         action,
         exception: exception.map(ModException::from).or(refused),
         elapsed: Duration::from_nanos(elapsed_ns).min(received_at.elapsed()),
         ..Reply::default()
-    }
+    };
+    // Before the statistics of the mod, which count an invalid action as a failure.
+    reply.validate_action(event, run.view.vocabulary.len())
 }

@@ -2,7 +2,6 @@
 
 use super::wire_action::WireAction;
 use crate::events::{EventType, LogLevel, TokenId};
-use crate::model::Vocabulary;
 use crate::model::llama::NoHiddenStates;
 use crate::mods::{ModException, PromptImage, schema_check};
 use serde::{Deserialize, Serialize};
@@ -15,8 +14,6 @@ pub const PROTOCOL: u32 = 1;
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
 /// Maximum bytes kept of an exception's traceback.
 const MAX_TRACEBACK_BYTES: usize = 256 << 10;
-/// Maximum bytes of a text that is encoded for a worker. A longer one would delay the supervisor beyond the deadline.
-pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// Message from the server to the worker.
 #[derive(Serialize)]
@@ -228,27 +225,6 @@ impl From<WireException> for ModException {
     }
 }
 
-/// Encodes the vocabulary as the body of an answer.
-pub fn vocabulary_body(vocabulary: &Vocabulary) -> Vec<u8> {
-    let pieces =
-        || (0..vocabulary.len()).map(|index| vocabulary.piece(TokenId::try_from(index).unwrap_or(TokenId::MAX)));
-    let mut end = 0_u32;
-    let mut bytes = end.to_ne_bytes().to_vec();
-    for piece in pieces() {
-        end += piece.len() as u32;
-        bytes.extend_from_slice(&end.to_ne_bytes());
-    }
-    pieces().for_each(|piece| bytes.extend_from_slice(piece));
-    bytes
-}
-
-/// Returns the control tokens of the vocabulary.
-pub fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
-    (0..TokenId::try_from(vocabulary.len()).unwrap_or(TokenId::MAX))
-        .filter(|&token| vocabulary.is_control(token))
-        .collect()
-}
-
 impl HandlerInfo {
     /// Returns the layers whose hidden states the mod reads, in the order of their declaration. `known` is the number of
     /// layers of the model.
@@ -277,22 +253,11 @@ impl HandlerInfo {
     /// # Errors
     /// The field that is unknown, missing or of the wrong type, and what is expected.
     pub fn check_config(&self, config: &Value) -> Result<(), String> {
-        let fields = match config {
-            Value::Null => serde_json::Map::new(),
-            Value::Object(fields) => fields.clone(),
-            other => return Err(format!("the configuration must be an object, got {other}")),
+        let Some(schema) = &self.schema else {
+            let is_valid = config.is_null() || config.is_object();
+            return is_valid.then_some(()).ok_or_else(|| format!("the configuration must be an object, got {config}"));
         };
-        let Some(schema) = &self.schema else { return Ok(()) };
-        let known = schema["properties"].as_object();
-        let is_known = |name: &str| known.is_some_and(|known| known.contains_key(name));
-        match (fields.keys().find(|name| !is_known(name)), known) {
-            (None, _) => {}
-            (Some(name), Some(known)) if !known.is_empty() => {
-                let known: Vec<&str> = known.keys().map(String::as_str).collect();
-                return Err(format!("unknown field `{name}`; known fields: {}", known.join(", ")));
-            }
-            (Some(name), _) => return Err(format!("unknown field `{name}`; this mod has no configuration")),
-        }
+        let fields = schema_check::known_fields(config, schema)?;
         schema_check::first_error(&Value::Object(fields), schema).map_or(Ok(()), Err)
     }
 }

@@ -65,9 +65,11 @@ mod job;
 mod limits;
 mod message;
 mod process;
+mod query;
 pub mod sandbox;
 mod scorer;
 mod shared_memory;
+mod stray_output;
 mod supervisor;
 #[cfg(test)]
 mod tests;
@@ -84,7 +86,6 @@ pub use message::ScoredCell;
 use sandbox::{SandboxLauncher, SandboxPolicy};
 pub use scorer::PythonScorer;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use shared_memory::SharedMemory;
 use std::fs::File;
 use std::io::{self, Read};
@@ -153,7 +154,8 @@ impl LoadError {
         }
     }
 
-    /// Returns true if the same source may load later, without a change of the server.
+    /// Returns true if the same source may load later: the import exceeded its deadline, the worker could not be started,
+    /// or shared memory could not be created.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Failed { is_transient: true, .. })
@@ -199,13 +201,6 @@ impl Source {
         let identifier: String = stem.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
         // The prefix keeps a file json.py from shadowing Python's json.
         Self { file, module: format!("mod_{identifier}"), text }
-    }
-
-    /// Returns the first 12 hexadecimal digits of the SHA-256 of the text.
-    fn version(&self) -> String {
-        let digest = Sha256::digest(self.text.as_bytes());
-        let first = digest.iter().take(6).fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
-        format!("{first:012x}")
     }
 }
 
@@ -329,8 +324,8 @@ impl PythonMods {
         };
         let spec = self.spec(source, entrypoint)?;
         let memory = SharedMemory::create().map_err(|error| {
-            let message = format!("shared memory cannot be created: {error}");
-            failed(StartFailure { exception: ModException { message, traceback: None }, is_transient: true })
+            let exception = ModException::new(format!("shared memory cannot be created: {error}"));
+            failed(StartFailure { exception, is_transient: true })
         })?;
         let (worker, handlers) = spec.start(&memory).map_err(failed)?;
         worker.kill();
@@ -370,7 +365,6 @@ impl PythonMods {
             name: handler.name.clone(),
             description: handler.description.clone(),
             language: "python".into(),
-            version: spec.source.version(),
             config: handler.config.clone().map_or(Value::Null, Value::Object),
             schema: handler.schema.clone().unwrap_or_default(),
             origin: self.origin,

@@ -1,10 +1,15 @@
-//! One worker process: start, communication and end.
+//! One worker process: start, messages and end.
 
+use super::call_log::CallLog;
 use super::frame::{self, Decoder, Frame, FrameTooLong};
+use super::job::RunContext;
 use super::limits::{EXTRA_NICE, MAX_THREADS};
+use super::message::FromWorker;
 use super::sandbox::{SandboxLauncher, library_path};
+use super::stray_output::{self, StrayOutput};
 use super::worker_dir::WorkerDir;
 use super::{WorkerLimits, shared_memory::SharedMemory};
+use crate::mods::{ModException, ModLogLine};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, getpriority_process, setpriority_process, waitid};
@@ -28,8 +33,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum bytes of one write.
 const WRITE_CHUNK_BYTES: usize = 16 * 1024;
-/// Maximum bytes of stray output that are kept.
-const MAX_STRAY_BYTES: usize = 16 * 1024;
+/// Maximum bytes with which a worker describes its mods: names, descriptions and configurations.
+const MAX_LOADED_BYTES: usize = 1 << 20;
 
 /// Reason why a worker can no longer be used.
 #[derive(Debug)]
@@ -52,6 +57,7 @@ impl From<FrameTooLong> for WorkerFailure {
 
 /// A worker process that runs one mod.
 pub struct WorkerProcess {
+    limits: WorkerLimits,
     child: Child,
     stream: UnixStream,
     decoder: Decoder,
@@ -92,6 +98,10 @@ impl WorkerProcess {
             command.args(arguments).process_group(0);
             command
         };
+        let stray_output = Arc::new(Mutex::new(StrayOutput::default()));
+        let into = Arc::clone(&stray_output);
+        // Started before the process, which would remain a zombie if this failed.
+        thread::Builder::new().name("mod output".into()).spawn(move || stray_output::collect(stray_reader, &into))?;
         let child = command
             .env_clear()
             .envs(library_path())
@@ -110,11 +120,8 @@ impl WorkerProcess {
         if let Err(error) = setpriority_process(Some(rustix::process::Pid::from_child(&child)), nice) {
             tracing::debug!(%error, "cannot lower the priority of a mod's worker");
         }
-        let stray_output = Arc::new(Mutex::new(StrayOutput::default()));
-        let into = Arc::clone(&stray_output);
-        thread::Builder::new().name("mod output".into()).spawn(move || collect_stray(stray_reader, &into))?;
         let (decoder, threads_checked) = (Decoder::default(), Instant::now());
-        Ok(Self { child, stream, decoder, threads_checked, stray_output, home, ended: None })
+        Ok(Self { limits: limits.clone(), child, stream, decoder, threads_checked, stray_output, home, ended: None })
     }
 
     /// Returns a second handle of the socket.
@@ -139,7 +146,7 @@ impl WorkerProcess {
     }
 
     /// Returns true if a signal has stopped the process.
-    pub fn is_stopped(&self) -> bool {
+    fn is_stopped(&self) -> bool {
         self.stat().is_some_and(|stat| stat.trim_start().starts_with('T'))
     }
 
@@ -185,11 +192,39 @@ impl WorkerProcess {
         Ok(())
     }
 
+    /// Waits for the next message that is not a log line, with its body. Log lines are added to `logs`.
+    ///
+    /// # Errors
+    /// [`WorkerFailure`]; the worker can no longer be used.
+    pub fn receive_message(
+        &mut self,
+        deadline: Instant,
+        logs: &mut CallLog,
+        run: Option<&RunContext>,
+    ) -> Result<(FromWorker, Vec<u8>), WorkerFailure> {
+        loop {
+            let Frame { header, body } = self.receive(deadline)?;
+            let message =
+                serde_json::from_slice(&header).map_err(|error| WorkerFailure::Protocol(error.to_string()))?;
+            match message {
+                FromWorker::Loaded { .. } if header.len() > MAX_LOADED_BYTES => {
+                    let size = header.len();
+                    let error = format!("its mods are described in {size} bytes; the maximum is {MAX_LOADED_BYTES}");
+                    return Err(WorkerFailure::Protocol(error));
+                }
+                FromWorker::Log { level, message } => {
+                    logs.add(ModLogLine { level, message }, run, self.limits.run_log_bytes);
+                }
+                other => return Ok((other, body)),
+            }
+        }
+    }
+
     /// Waits for a frame.
     ///
     /// # Errors
     /// [`WorkerFailure`]; the worker can no longer be used.
-    pub fn receive(&mut self, deadline: Instant) -> Result<Frame, WorkerFailure> {
+    fn receive(&mut self, deadline: Instant) -> Result<Frame, WorkerFailure> {
         let mut chunk = [0; 16 * 1024];
         loop {
             self.check_threads()?;
@@ -211,15 +246,27 @@ impl WorkerProcess {
         }
     }
 
+    /// Returns the worker if it runs.
+    ///
+    /// # Errors
+    /// The end of a worker that ended between two calls, in words.
+    pub fn if_alive(self) -> Result<Self, String> {
+        if self.is_alive() {
+            return Ok(self);
+        }
+        let (status, last) = self.kill();
+        Err(format!("{} between two calls: {last:?}", describe_exit(status)))
+    }
+
     /// Returns true while the process runs. Keeps the status of an ended process until [`WorkerProcess::kill`], so that
     /// no other process gets its id before its group is killed.
-    pub fn is_alive(&self) -> bool {
+    fn is_alive(&self) -> bool {
         let id = WaitId::Pid(rustix::process::Pid::from_child(&self.child));
         matches!(waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT), Ok(None))
     }
 
     /// Returns the current Python stack, innermost call first; `None` if the process does not report it.
-    pub fn stack_dump(&self) -> Option<String> {
+    fn stack_dump(&self) -> Option<String> {
         let before = self.stray_output().total;
         kill(self.pid(), Signal::SIGUSR1).ok()?;
         // A stopped process must be continued to handle the signal.
@@ -249,6 +296,32 @@ impl WorkerProcess {
     pub fn resume(&self) {
         // Same as above.
         let _ = killpg(self.pid(), Signal::SIGCONT);
+    }
+
+    /// Kills a worker that failed and describes the failure. `time_limit` is that of the exceeded deadline.
+    pub fn fail(self, failure: &WorkerFailure, time_limit: Duration) -> ModException {
+        match failure {
+            WorkerFailure::Deadline => {
+                let cause = if self.is_stopped() { "; a signal has stopped the worker" } else { "" };
+                let traceback = self.stack_dump();
+                self.kill();
+                let message = format!("deadline of {} ms exceeded{cause}", time_limit.as_millis());
+                ModException { message, traceback }
+            }
+            WorkerFailure::Threads(threads) => {
+                self.kill();
+                ModException::new(format!("the worker had {threads} threads; the maximum is {MAX_THREADS}"))
+            }
+            WorkerFailure::Ended => {
+                let (status, last) = self.kill();
+                ModException { message: describe_exit(status), traceback: Some(last).filter(|last| !last.is_empty()) }
+            }
+            WorkerFailure::Protocol(error) => {
+                let (_, last) = self.kill();
+                let message = format!("the worker violated the protocol: {error}");
+                ModException { message, traceback: Some(last).filter(|last| !last.is_empty()) }
+            }
+        }
     }
 
     /// Kills the process with its whole group. Returns the exit status and the last stray output.
@@ -306,7 +379,7 @@ fn failure(error: &io::Error) -> WorkerFailure {
 }
 
 /// Describes how a process ended.
-pub fn describe_exit(status: Option<ExitStatus>) -> String {
+fn describe_exit(status: Option<ExitStatus>) -> String {
     match status.map(|status| (status.code(), status.signal())) {
         Some((Some(code), _)) => format!("the worker ended with exit code {code}"),
         Some((None, Some(signal))) => {
@@ -314,31 +387,5 @@ pub fn describe_exit(status: Option<ExitStatus>) -> String {
             format!("the worker was ended by signal {signal} ({name})")
         }
         _ => "the worker ended".into(),
-    }
-}
-
-/// Last part of the output that bypassed Python's streams and went directly to the descriptors 1 and 2.
-#[derive(Default)]
-struct StrayOutput {
-    bytes: Vec<u8>,
-    /// Total bytes written.
-    total: usize,
-}
-
-impl StrayOutput {
-    fn since(&self, total: usize) -> String {
-        let new = self.total.saturating_sub(total).min(self.bytes.len());
-        String::from_utf8_lossy(&self.bytes[self.bytes.len() - new..]).trim_end().to_owned()
-    }
-}
-
-fn collect_stray(mut from: io::PipeReader, into: &Mutex<StrayOutput>) {
-    let mut chunk = [0; 4096];
-    while let Ok(count @ 1..) = from.read(&mut chunk) {
-        let mut stray_output = into.lock().unwrap_or_else(PoisonError::into_inner);
-        stray_output.bytes.extend_from_slice(&chunk[..count]);
-        stray_output.total += count;
-        let over = stray_output.bytes.len().saturating_sub(MAX_STRAY_BYTES);
-        stray_output.bytes.drain(..over);
     }
 }

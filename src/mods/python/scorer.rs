@@ -7,9 +7,9 @@
 use super::call_log::CallLog;
 use super::line_in;
 use super::message::{FromWorker, ScoredCell, ToWorker, to_json};
-use super::process::{WorkerFailure, WorkerProcess, describe_exit};
+use super::process::{WorkerFailure, WorkerProcess};
 use super::shared_memory::SharedMemory;
-use super::worker_spec::{WorkerSpec, kill_worker};
+use super::worker_spec::WorkerSpec;
 use crate::mods::ModException;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
@@ -67,7 +67,8 @@ impl PythonScorer {
             }
         };
         let thread = thread::Builder::new().name("scorer".into()).spawn(serve);
-        let thread = thread.map_err(|error| exception(format!("the scorer's thread cannot be started: {error}")))?;
+        let thread =
+            thread.map_err(|error| ModException::new(format!("the scorer's thread cannot be started: {error}")))?;
         result.recv().unwrap_or_else(|_| Err(thread_ended()))?;
         Ok(Self { file, jobs: Some(jobs), thread: Some(thread) })
     }
@@ -118,30 +119,34 @@ struct ScorerWorker {
 impl ScorerWorker {
     /// Starts a worker, imports the scorer and suspends the worker.
     fn start(spec: WorkerSpec) -> Result<Self, ModException> {
-        let memory =
-            SharedMemory::create().map_err(|error| exception(format!("shared memory cannot be created: {error}")))?;
+        let memory = SharedMemory::create()
+            .map_err(|error| ModException::new(format!("shared memory cannot be created: {error}")))?;
         let (worker, _) = spec.start(&memory)?;
         worker.suspend();
         Ok(Self { spec, memory, worker: Some(worker), logged: LoggedSize::default() })
     }
 
     fn score(&mut self, job: &ScoreJob) -> Result<Option<f32>, ModException> {
-        let mut worker = match self.take_live_worker() {
-            Some(worker) => worker,
-            None => self.spec.start(&self.memory)?.0,
+        let mut worker = match self.worker.take().map(WorkerProcess::if_alive) {
+            Some(Ok(worker)) => worker,
+            ended => {
+                if let Some(Err(end)) = ended {
+                    tracing::warn!("scorer: {end}");
+                }
+                self.spec.start(&self.memory)?.0
+            }
         };
         worker.resume();
         let deadline = Instant::now() + self.spec.limits.call;
         let mut logs = CallLog::default();
         let reply = worker
             .send(&job.header, job.answer.as_bytes(), deadline)
-            .and_then(|()| self.spec.receive(&mut worker, deadline, &mut logs, None));
+            .and_then(|()| worker.receive_message(deadline, &mut logs, None));
         for log in logs.lines {
             if !self.logged.has_room(log.message.len()) {
                 continue;
             }
-            // Escaped: a line break could forge a log entry of the server.
-            tracing::info!(run.id = job.run_id, scorer.message = ?log.message, "scorer log");
+            tracing::info!(run.id = job.run_id, scorer.message = %log.escaped(), "scorer log");
         }
         let failure = match reply {
             Ok((FromWorker::Scored { score }, _)) if score.is_none_or(|score| (0.0..=1.0).contains(&score)) => {
@@ -157,18 +162,7 @@ impl ScorerWorker {
             Ok(_) => WorkerFailure::Protocol("it did not reply to `score` with a score between 0 and 1".into()),
             Err(failure) => failure,
         };
-        Err(kill_worker(worker, &failure, self.spec.limits.call))
-    }
-
-    /// Takes the worker, unless it has ended since the last call.
-    fn take_live_worker(&mut self) -> Option<WorkerProcess> {
-        let worker = self.worker.take()?;
-        if worker.is_alive() {
-            return Some(worker);
-        }
-        let (status, last) = worker.kill();
-        tracing::warn!("scorer: {} between two calls: {last:?}", describe_exit(status));
-        None
+        Err(worker.fail(&failure, self.spec.limits.call))
     }
 }
 
@@ -212,12 +206,8 @@ impl LoggedSize {
     }
 }
 
-fn exception(message: String) -> ModException {
-    ModException { message, traceback: None }
-}
-
 fn thread_ended() -> ModException {
-    exception("the thread of the scorer has ended".into())
+    ModException::new("the thread of the scorer has ended")
 }
 
 #[cfg(test)]

@@ -10,12 +10,11 @@ use super::call_log::CallLog;
 use super::handle::WorkerShared;
 use super::job::{CallJob, Job, RunContext, to_reply};
 use super::limits::MAX_THREADS;
-use super::message::{
-    FromWorker, MAX_TEXT_BYTES, QueryKind, ToWorker, WorkerQuery, control_tokens, to_json, vocabulary_body,
-};
-use super::process::{WorkerFailure, WorkerProcess, describe_exit};
+use super::message::{FromWorker, ToWorker, to_json};
+use super::process::{WorkerFailure, WorkerProcess};
+use super::query::{answer, vocabulary_id};
 use super::shared_memory::MemoryRegion;
-use super::worker_spec::{StartFailure, WorkerSpec, kill_worker};
+use super::worker_spec::{StartFailure, WorkerSpec};
 use crate::events::EventType;
 use crate::model::Vocabulary;
 use crate::mods::{ModException, Reply};
@@ -182,7 +181,7 @@ impl Supervisor {
             (self.consecutive_failures, self.backoff) = (0, None);
         }
         self.consecutive_failures += 1;
-        self.start_backoff(ModException { message: format!("the worker was ended: {violation}"), traceback: None });
+        self.start_backoff(ModException::new(format!("the worker was ended: {violation}")));
     }
 
     /// Returns true if the decode thread has polled replies since the last call of this function.
@@ -202,7 +201,7 @@ impl Supervisor {
         if sent.is_none()
             && let Err(exception) = self.ensure_worker()
         {
-            return Reply { exception: Some(exception), ..Reply::default() };
+            return Reply::failed(exception);
         }
         let received_at = sent.unwrap_or_else(Instant::now);
         let deadline = received_at + self.spec.limits.call;
@@ -212,16 +211,14 @@ impl Supervisor {
         let result = self.exchange(run, frame, deadline, &mut logs);
         self.count_call(received_at, cpu_before);
         let mut reply = match result {
-            Err(failure) => {
-                Reply { exception: Some(self.discard_worker(&failure, self.spec.limits.call)), ..Reply::default() }
-            }
+            Err(failure) => Reply::failed(self.discard_worker(&failure, self.spec.limits.call)),
             Ok((FromWorker::Reply(reply), body)) => {
                 self.consecutive_failures = 0;
                 to_reply(reply, &body, run, event, &self.shared.memory, logits, received_at)
             }
             Ok(_) => {
                 let failure = WorkerFailure::Protocol("it did not send a reply to a call".into());
-                Reply { exception: Some(self.discard_worker(&failure, self.spec.limits.call)), ..Reply::default() }
+                Reply::failed(self.discard_worker(&failure, self.spec.limits.call))
             }
         };
         reply.logs = logs.lines;
@@ -250,8 +247,7 @@ impl Supervisor {
         self.count_call(begun, cpu_before);
         self.introduced_runs.remove(&run.number);
         for log in logs.lines {
-            // Escaped: a line break could forge a log entry of the server.
-            tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "log line of finished hook: {:?}", log.message);
+            tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "log line of finished hook: {}", log.escaped());
         }
         let exception = match reply {
             Ok((FromWorker::Reply(reply), _)) => reply.exception.map(ModException::from),
@@ -283,7 +279,7 @@ impl Supervisor {
             worker.send(header, &[], deadline)?;
         }
         loop {
-            match self.spec.receive(worker, deadline, logs, Some(run))? {
+            match worker.receive_message(deadline, logs, Some(run))? {
                 (FromWorker::Query(query), _) => {
                     let (answer, body) = answer(query, &self.vocabularies)?;
                     worker.send(&to_json(&answer), &body, deadline)?;
@@ -295,14 +291,15 @@ impl Supervisor {
 
     /// Returns true if a worker is running. Drops one that has ended between two calls.
     fn has_live_worker(&mut self) -> bool {
-        if self.worker.as_ref().is_some_and(WorkerProcess::is_alive) {
-            return true;
+        match self.worker.take().map(WorkerProcess::if_alive) {
+            Some(Ok(worker)) => {
+                self.worker = Some(worker);
+                return true;
+            }
+            Some(Err(end)) => tracing::warn!(mod.name = self.name, "{end}"),
+            None => {}
         }
         self.introduced_runs.clear();
-        if let Some(worker) = self.worker.take() {
-            let (status, last) = worker.kill();
-            tracing::warn!(mod.name = self.name, "{} between two calls: {last:?}", describe_exit(status));
-        }
         false
     }
 
@@ -347,9 +344,9 @@ impl Supervisor {
     fn discard_worker(&mut self, failure: &WorkerFailure, deadline: Duration) -> ModException {
         self.introduced_runs.clear();
         let Some(worker) = self.worker.take() else {
-            return ModException { message: "the worker has ended".into(), traceback: None };
+            return ModException::new("the worker has ended");
         };
-        let exception = kill_worker(worker, failure, deadline);
+        let exception = worker.fail(failure, deadline);
         if self.has_direct_replies() {
             self.consecutive_failures = 0;
         }
@@ -364,36 +361,8 @@ impl Supervisor {
     }
 }
 
-/// Returns the answer to a query, with its body.
-fn answer(
-    query: WorkerQuery,
-    vocabularies: &[Weak<Vocabulary>],
-) -> Result<(ToWorker<'static>, Vec<u8>), WorkerFailure> {
-    let (mut tokens, mut control, mut body) = (None, None, Vec::new());
-    let vocabulary = vocabularies.get(query.vocabulary).and_then(Weak::upgrade);
-    let gone = vocabulary.is_none();
-    match (query.about, vocabulary) {
-        (QueryKind::Encode { text, .. }, _) if text.len() > MAX_TEXT_BYTES => {
-            return Err(WorkerFailure::Protocol(format!("it requested the encoding of {} bytes at once", text.len())));
-        }
-        (QueryKind::Encode { text, add_special: true }, Some(known)) => tokens = Some(known.encode(&text, true, true)),
-        (QueryKind::Encode { text, add_special: false }, Some(known)) => {
-            tokens = Some(known.encode_continuation(&text, true));
-        }
-        (QueryKind::Vocabulary, Some(known)) => {
-            control = Some(control_tokens(&known));
-            body = vocabulary_body(&known);
-        }
-        (_, None) => {}
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.shared.close();
     }
-    Ok((ToWorker::Answer { tokens, control, gone }, body))
-}
-
-/// Returns the id of a vocabulary for workers. Ids of removed models are not used again.
-fn vocabulary_id(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Vocabulary>) -> usize {
-    let own = Arc::downgrade(vocabulary);
-    vocabularies.iter().position(|known| known.ptr_eq(&own)).unwrap_or_else(|| {
-        vocabularies.push(own);
-        vocabularies.len() - 1
-    })
 }

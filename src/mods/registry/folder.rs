@@ -1,6 +1,6 @@
 //! Registration of the mods in a folder of Python files, and of their changes.
 
-use super::{ModOrigin, ModProblem, ModRegistry, ModSource, RegisteredVersion, WithSource, version_of};
+use super::{ImportRetry, ModOrigin, ModProblem, ModRegistry, ModSource, RegisteredVersion, WithSource, version_of};
 use crate::events::system;
 use crate::mods::ModFactory;
 use crate::mods::python::{LoadError, PythonMods, read_source};
@@ -9,13 +9,17 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Time without changes after which the folder is read again, because editors write a file in several steps.
 const DEBOUNCE_DELAY: Duration = Duration::from_millis(150);
 /// Maximum delay before the folder is read again.
 const MAX_DEBOUNCE_DELAY: Duration = Duration::from_secs(2);
+
+/// Minimum delay before a folder that could not be read is read again without a change.
+const REREAD_DELAY: Duration = Duration::from_secs(30);
 
 /// Maximum files imported in parallel.
 const MAX_PARALLEL_IMPORTS: usize = 8;
@@ -33,6 +37,8 @@ struct FolderFile {
     text: Option<String>,
     /// Names of the mods registered from the file.
     names: Vec<String>,
+    /// Next import of the unchanged file; `None` unless the last one failed for a reason that may pass.
+    retry: Option<ImportRetry>,
 }
 
 /// Effects of the registration of files on other files.
@@ -52,8 +58,9 @@ impl ModFolder {
     }
 
     /// Registers new and changed mods, and removes those whose files were removed. A file that cannot be loaded keeps
-    /// the mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. Takes as long
-    /// as the imports of the changed files.
+    /// the mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. An import whose
+    /// failure [may pass](LoadError::is_transient) is due again after a delay, a limited number of times. Takes as long as
+    /// the imports of the changed files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -68,11 +75,14 @@ impl ModFolder {
             }
             registry.set_problem(&file, None);
         }
-        let known = |path: &PathBuf| self.files.get(path).and_then(|known| known.text.as_ref());
+        let is_current = |path: &PathBuf, text: &String| {
+            let is_due = |known: &FolderFile| known.retry.as_ref().is_some_and(ImportRetry::is_due);
+            self.files.get(path).is_some_and(|known| known.text.as_ref() == Some(text) && !is_due(known))
+        };
         let mut changed: Vec<(PathBuf, io::Result<String>)> = Vec::new();
         for path in paths {
             let text = read_source(&path);
-            if !text.as_ref().is_ok_and(|text| known(&path) == Some(text)) {
+            if !text.as_ref().is_ok_and(|text| is_current(&path, text)) {
                 changed.push((path, text));
             }
         }
@@ -123,14 +133,25 @@ impl ModFolder {
     ) {
         let file = file_name(path);
         let source = ModSource::Text(text.cloned().unwrap_or_default());
-        let known = self.files.entry(path.to_owned()).or_insert(FolderFile { text: None, names: Vec::new() });
+        let known =
+            self.files.entry(path.to_owned()).or_insert(FolderFile { text: None, names: Vec::new(), retry: None });
+        let is_retry = known.retry.is_some() && known.text.as_ref() == text;
         known.text = text.cloned();
+        let earlier_retry = known.retry.take();
         let found = match found {
             Ok(found) => found,
             Err(error) => {
                 let kept = if known.names.is_empty() { "" } else { "; the previous version remains registered" };
-                let traceback = error.traceback().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
-                tracing::error!("{error}{kept}{traceback}");
+                if error.is_transient() {
+                    known.retry = ImportRetry::after(earlier_retry.as_ref(), source.hash());
+                }
+                if is_retry {
+                    let end = if known.retry.is_none() { "; not imported again until the file changes" } else { "" };
+                    tracing::warn!("{error}{kept}{end}");
+                } else {
+                    let traceback = error.traceback().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
+                    tracing::error!("{error}{kept}{traceback}");
+                }
                 let traceback = error.traceback().map(str::to_owned);
                 registry.set_problem(&file, Some(problem(&file, error.to_string(), traceback)));
                 return;
@@ -139,7 +160,7 @@ impl ModFolder {
         let mut rejected = None;
         let mut names = Vec::new();
         for factory in found {
-            let factory = WithSource::wrap(factory, source.clone());
+            let factory = WithSource::wrap(factory, source.clone(), None);
             let version = RegisteredVersion {
                 hash: version_of(&*factory),
                 origin: ModOrigin::File,
@@ -192,19 +213,37 @@ impl ModFolder {
         watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
         std::thread::Builder::new().name("mods folder".into()).spawn(move || {
             // Files may have changed between the first read and the start of the watch.
-            self.resync(&registry);
-            while changes.recv().is_ok() {
-                let latest = Instant::now() + MAX_DEBOUNCE_DELAY;
-                while changes.recv_timeout(DEBOUNCE_DELAY).is_ok() && Instant::now() < latest {}
-                self.resync(&registry);
+            let mut next = self.resync(&registry);
+            loop {
+                let change = match next {
+                    Some(next) => changes.recv_timeout(next.saturating_duration_since(Instant::now())),
+                    None => changes.recv().map_err(RecvTimeoutError::from),
+                };
+                match change {
+                    Ok(()) => {
+                        let latest = Instant::now() + MAX_DEBOUNCE_DELAY;
+                        while changes.recv_timeout(DEBOUNCE_DELAY).is_ok() && Instant::now() < latest {}
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+                next = self.resync(&registry);
             }
         })?;
         Ok(FolderWatch { _watcher: watcher })
     }
 
-    fn resync(&mut self, registry: &ModRegistry) {
-        if let Err(error) = self.sync(registry) {
-            tracing::error!("{error}; the mods of the folder are unchanged");
+    /// Reads the folder again. Returns the time at which an import is due without a change.
+    fn resync(&mut self, registry: &ModRegistry) -> Option<Instant> {
+        let synced = self.sync(registry);
+        let due = self.files.values().filter_map(|known| known.retry.as_ref()).map(|retry| retry.at).min();
+        match synced {
+            Ok(()) => due,
+            Err(error) => {
+                tracing::error!("{error}; the mods of the folder are unchanged");
+                // The imports that were due remain due.
+                due.map(|due| due.max(Instant::now() + REREAD_DELAY))
+            }
         }
     }
 }
@@ -237,4 +276,43 @@ fn file_name(path: &Path) -> String {
 
 fn problem(file: &str, message: String, traceback: Option<String>) -> ModProblem {
     ModProblem { file: file.to_owned(), message, traceback, at: system::now() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ModFolder, REREAD_DELAY, Registration, file_name};
+    use crate::events::system;
+    use crate::mods::ModRegistry;
+    use crate::mods::python::{LoadError, PythonMods};
+    use std::time::Instant;
+
+    #[test]
+    fn file_is_imported_again_after_a_transient_failure() {
+        let path = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
+        std::fs::create_dir(&path).unwrap();
+        let file = path.join("calm.py");
+        let text = "from thunder_mods import mod\n\n\n@mod\ndef calm(event, actions):\n    pass\n".to_owned();
+        std::fs::write(&file, &text).unwrap();
+        let registry = ModRegistry::default();
+        let mut folder = ModFolder::new(path.clone(), PythonMods::default());
+        let failure = LoadError::Failed {
+            file: file_name(&file),
+            message: "the import failed: deadline of 1 ms exceeded".to_owned(),
+            traceback: None,
+            is_transient: true,
+        };
+        folder.register_file(&file, Some(&text), Err(failure), &registry, &mut Registration::default());
+        folder.sync(&registry).unwrap();
+        assert_eq!((registry.get("calm").is_some(), registry.problems().len()), (false, 1), "not due yet");
+        let due = Instant::now();
+        folder.files.get_mut(&file).unwrap().retry.as_mut().unwrap().at = due;
+        let moved = path.with_extension("moved");
+        std::fs::rename(&path, &moved).unwrap();
+        assert!(folder.resync(&registry).unwrap() >= due + REREAD_DELAY, "the folder is missing");
+        std::fs::rename(&moved, &path).unwrap();
+        assert_eq!(folder.resync(&registry), None);
+        assert!(registry.get("calm").is_some() && registry.problems().is_empty());
+        assert!(folder.files[&file].retry.is_none());
+        std::fs::remove_dir_all(path).unwrap();
+    }
 }

@@ -3,20 +3,23 @@
 //! A run uses the version that is current when it starts, until it ends. Disabling or removing a mod also affects
 //! active runs: the call at their next event fails with the reason, and the run does not call the mod again.
 
+mod call_counters;
 mod description;
 mod folder;
 mod info;
+mod retry;
 pub mod source_store;
-mod toggle;
+mod tracked_mod;
 mod upload;
 mod uses;
 mod version;
 mod with_source;
 
+pub use call_counters::{CallFailure, CallStats};
 pub use description::ModDescription;
 pub use folder::{FolderWatch, ModFolder};
 pub use info::{ModInfo, ModProblem};
-pub use toggle::{CallFailure, CallStats};
+pub use retry::ImportRetry;
 pub use upload::{InvalidUpload, ModSource, ModUpload};
 pub use uses::ModUse;
 pub use version::{ModOrigin, RegisteredVersion};
@@ -29,8 +32,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use toggle::{Toggle, ToggleState, ToggledMod};
 use tokio::sync::mpsc;
+use tracked_mod::{ModStatus, SharedStatus, TrackedMod};
 use uses::UseTracker;
 
 /// Maximum earlier versions listed for a mod.
@@ -104,7 +107,7 @@ pub struct NameTaken {
 }
 
 struct Entry {
-    factory: Arc<ToggledMod>,
+    factory: Arc<TrackedMod>,
     version: RegisteredVersion,
     earlier: Vec<RegisteredVersion>,
 }
@@ -194,7 +197,7 @@ impl ModRegistry {
         let name = factory.describe().name;
         let mut mods = self.write();
         let before = mods.remove(&name);
-        let toggle = self.next_toggle(&name, before.as_ref());
+        let status = self.status(&name, before.as_ref());
         let mut earlier = Vec::new();
         let replaced = before.is_some();
         if let Some(before) = before {
@@ -206,28 +209,25 @@ impl ModRegistry {
             let excess = earlier.len().saturating_sub(MAX_EARLIER_VERSIONS);
             earlier.drain(..excess);
         }
-        mods.insert(name, Entry { factory: Arc::new(ToggledMod::new(factory, toggle)), version, earlier });
+        mods.insert(name, Entry { factory: Arc::new(TrackedMod::new(factory, status)), version, earlier });
         replaced
     }
 
-    /// Adds a toggle to an earlier version of a mod, so that runs of that version, too, end its calls when the mod is
-    /// disabled or removed.
+    /// Connects an earlier version of a mod to the status of the mod, so that runs of that version, too, end its calls
+    /// when the mod is disabled or removed.
     #[must_use]
-    pub fn with_toggle(&self, name: &str, version: Arc<dyn ModFactory>) -> Arc<dyn ModFactory> {
+    pub fn with_status(&self, name: &str, version: Arc<dyn ModFactory>) -> Arc<dyn ModFactory> {
         let mods = self.read();
-        Arc::new(ToggledMod::new(version, self.next_toggle(name, mods.get(name))))
+        Arc::new(TrackedMod::new(version, self.status(name, mods.get(name))))
     }
 
-    /// Returns the toggle of another version of a mod. `entry` is its current version.
-    fn next_toggle(&self, name: &str, entry: Option<&Entry>) -> Arc<Toggle> {
-        let Some(entry) = entry else {
-            let toggle = Toggle::new(name);
-            if self.disabled_names().contains(name) {
-                toggle.set(ToggleState::Disabled);
-            }
-            return toggle;
-        };
-        entry.factory.toggle().for_next_version()
+    /// Returns the status of a mod. `entry` is its current version.
+    fn status(&self, name: &str, entry: Option<&Entry>) -> Arc<SharedStatus> {
+        if let Some(entry) = entry {
+            return Arc::clone(entry.factory.status());
+        }
+        let is_disabled = self.disabled_names().contains(name);
+        SharedStatus::new(name, if is_disabled { ModStatus::Disabled } else { ModStatus::Enabled })
     }
 
     /// Removes a mod. Returns true if it existed. Active runs stop calling it and continue. If it was disabled, a later mod of
@@ -236,7 +236,7 @@ impl ModRegistry {
         let mut mods = self.write();
         let removed = mods.remove(name);
         if let Some(entry) = &removed {
-            entry.factory.toggle().set(ToggleState::Removed);
+            entry.factory.status().set(ModStatus::Removed);
             if entry.version.origin == ModOrigin::Uploaded {
                 self.disabled_names().remove(name);
             }
@@ -256,7 +256,7 @@ impl ModRegistry {
         }
         let entry = mods.get(name);
         if let Some(entry) = entry {
-            entry.factory.toggle().set(if enabled { ToggleState::Enabled } else { ToggleState::Disabled });
+            entry.factory.status().set(if enabled { ModStatus::Enabled } else { ModStatus::Disabled });
         }
         entry.is_some()
     }
@@ -288,40 +288,25 @@ impl ModRegistry {
     pub fn list(&self) -> Vec<ModDescription> {
         let mods = self.read();
         mods.values()
-            .filter(|entry| entry.factory.toggle().is_enabled())
+            .filter(|entry| entry.factory.status().is_enabled())
             .map(|entry| entry.factory.describe())
             .collect()
     }
 
-    /// Returns information about all mods, by name, without their last failures.
+    /// Returns information about all mods, by name. The last failures are those of runs that the scope covers; `None`
+    /// without a scope.
     #[must_use]
-    pub fn list_info(&self) -> Vec<ModInfo> {
-        self.infos(None)
-    }
-
-    /// Returns information about all mods, by name. The last failures are those of runs that the scope covers.
-    #[must_use]
-    pub fn list_info_for(&self, scope: &Scope) -> Vec<ModInfo> {
-        self.infos(Some(scope))
-    }
-
-    fn infos(&self, scope: Option<&Scope>) -> Vec<ModInfo> {
+    pub fn list_info(&self, failures_for: Option<&Scope>) -> Vec<ModInfo> {
         let problems = self.problems();
-        self.read().values().map(|entry| entry.info(&problems, scope)).collect()
+        self.read().values().map(|entry| entry.info(&problems, failures_for)).collect()
     }
 
-    /// Returns information about one mod, without its last failure.
+    /// Returns information about one mod. The last failure is that of a run that the scope covers; `None` without a
+    /// scope.
     #[must_use]
-    pub fn info(&self, name: &str) -> Option<ModInfo> {
+    pub fn info(&self, name: &str, failures_for: Option<&Scope>) -> Option<ModInfo> {
         let problems = self.problems();
-        self.read().get(name).map(|entry| entry.info(&problems, None))
-    }
-
-    /// Returns information about one mod. The last failure is that of a run that the scope covers.
-    #[must_use]
-    pub fn info_for(&self, name: &str, scope: &Scope) -> Option<ModInfo> {
-        let problems = self.problems();
-        self.read().get(name).map(|entry| entry.info(&problems, Some(scope)))
+        self.read().get(name).map(|entry| entry.info(&problems, failures_for))
     }
 
     /// Returns the mod of that name, enabled or not.
@@ -337,12 +322,12 @@ impl ModRegistry {
     pub fn select(&self, refs: Vec<ModRef>) -> Result<Vec<SelectedMod>, UnknownMod> {
         let mods = self.read();
         let known = || {
-            let enabled = mods.iter().filter(|(_, entry)| entry.factory.toggle().is_enabled());
+            let enabled = mods.iter().filter(|(_, entry)| entry.factory.status().is_enabled());
             enabled.map(|(name, _)| name.clone()).collect()
         };
         refs.into_iter()
             .map(|mod_ref| match mods.get(&mod_ref.name) {
-                Some(entry) if entry.factory.toggle().is_enabled() => {
+                Some(entry) if entry.factory.status().is_enabled() => {
                     self.uses.record_use(&mod_ref.name, &entry.version, &*entry.factory);
                     Ok(SelectedMod { factory: Arc::clone(&entry.factory) as Arc<dyn ModFactory>, mod_ref })
                 }
@@ -379,7 +364,7 @@ impl ModRegistry {
 }
 
 impl Entry {
-    fn info(&self, problems: &[ModProblem], scope: Option<&Scope>) -> ModInfo {
+    fn info(&self, problems: &[ModProblem], failures_for: Option<&Scope>) -> ModInfo {
         let description = self.factory.describe();
         let own = |problem: &&ModProblem| {
             problem.file == description.name || Some(&problem.file) == self.version.registered_by.as_ref()
@@ -387,9 +372,9 @@ impl Entry {
         ModInfo {
             problem: problems.iter().find(own).cloned(),
             current: self.version.clone(),
-            enabled: self.factory.toggle().is_enabled(),
+            enabled: self.factory.status().is_enabled(),
             earlier: self.earlier.clone(),
-            stats: self.factory.toggle().stats(scope),
+            stats: self.factory.counters().stats(failures_for),
             description,
         }
     }

@@ -48,8 +48,7 @@ impl ModInstance for Failing {
             drop(new_sender());
             return None;
         }
-        let exception = ModException { message: format!("{:?}", call.run.owner), traceback: None };
-        Some(Reply { exception: Some(exception), ..Reply::default() })
+        Some(Reply::failed(ModException::new(format!("{:?}", call.run.owner))))
     }
 }
 
@@ -94,7 +93,7 @@ fn earlier_versions_are_listed_once() {
     for hash in ["a", "b", "a", "c", "c"] {
         registry.register(Arc::new(Named("m", ModOrigin::File)), version(hash, ModOrigin::File, "m.py")).unwrap();
     }
-    let shown = registry.info("m").unwrap();
+    let shown = registry.info("m", None).unwrap();
     let earlier: Vec<&str> = shown.earlier.iter().map(|version| version.hash.as_str()).collect();
     assert_eq!((shown.current.hash.as_str(), &earlier[..]), ("c", &["b", "a"][..]));
 }
@@ -137,14 +136,14 @@ fn disabled_mod_fails_once_and_is_not_called_again() {
     assert!(later.forward(&[0.0; 4]).exception.is_none(), "later runs call it");
     assert!(registry.remove("one"));
     assert!(later.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
-    assert_eq!(registry.info("one").map(|shown| shown.stats.calls), None);
+    assert_eq!(registry.info("one", None).map(|shown| shown.stats.calls), None);
 }
 
 #[test]
 fn runs_of_earlier_versions_follow_changes_of_the_mod() {
     let registry = ModRegistry::default();
     let named = || -> Arc<dyn ModFactory> { Arc::new(Named("one", ModOrigin::Uploaded)) };
-    let harness = || ModHarness::new(&*registry.with_toggle("one", named()), &json!(null));
+    let harness = || ModHarness::new(&*registry.with_status("one", named()), &json!(null));
     registry.insert(named());
     let (mut disabled, mut removed) = (harness(), harness());
     assert!(disabled.forward(&[0.0; 4]).exception.is_none());
@@ -170,7 +169,7 @@ fn last_failure_is_returned_to_the_owner_of_its_run() {
         assert!(harness.forward(&[0.0; 4]).exception.is_some());
     };
     let message = |scope: &Scope| {
-        let info = registry.info_for("failing", scope).unwrap();
+        let info = registry.info("failing", Some(scope)).unwrap();
         info.stats.last_failure.map(|failure| failure.message)
     };
     let of = |tenant: &str| Scope::Owned { tenant: Some(tenant.into()), includes_unowned: false };
@@ -183,8 +182,8 @@ fn last_failure_is_returned_to_the_owner_of_its_run() {
     assert_eq!(message(&of("bob")).as_deref(), Some(r#"Some(Tenant("bob"))"#));
     let unowned = Scope::Owned { tenant: None, includes_unowned: true };
     assert_eq!(message(&unowned).as_deref(), Some("None"));
-    assert_eq!(registry.list_info_for(&of("eve"))[0].stats.failures, 3);
-    assert!(registry.list_info()[0].stats.last_failure.is_none() && registry.info("failing").is_some());
+    assert_eq!(registry.list_info(Some(&of("eve")))[0].stats.failures, 3);
+    assert!(registry.list_info(None)[0].stats.last_failure.is_none() && registry.info("failing", None).is_some());
 }
 
 #[test]
@@ -195,7 +194,7 @@ fn failed_call_is_counted_once() {
         let mut harness = ModHarness::new(&*registry.get("failing").unwrap(), &config);
         assert_eq!(harness.forward(&[0.0; 4]).exception.unwrap().message, message);
     }
-    let stats = &registry.list_info()[0].stats;
+    let stats = &registry.list_info(None)[0].stats;
     assert_eq!((stats.calls, stats.failures), (2, 2));
 }
 
@@ -205,14 +204,14 @@ fn new_version_of_disabled_mod_is_disabled() {
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     registry.set_enabled("one", false);
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
-    assert!(!registry.info("one").unwrap().enabled);
+    assert!(!registry.info("one", None).unwrap().enabled);
 }
 
 #[test]
 fn disabled_mod_is_disabled_after_it_is_removed_and_registered_again() {
     let registry = ModRegistry::default();
     let insert = |name| registry.insert(Arc::new(Named(name, ModOrigin::File)));
-    let is_enabled = |name| registry.info(name).unwrap().enabled;
+    let is_enabled = |name| registry.info(name, None).unwrap().enabled;
     insert("one");
     registry.set_enabled("one", false);
     assert!(registry.remove("one"));
@@ -240,5 +239,5 @@ fn upload_after_removal_of_disabled_upload_is_enabled() {
     registry.set_enabled("sent", false);
     registry.remove("sent");
     registry.insert(Arc::new(Named("sent", ModOrigin::Uploaded)));
-    assert!(registry.info("sent").unwrap().enabled);
+    assert!(registry.info("sent", None).unwrap().enabled);
 }

@@ -1,13 +1,13 @@
 //! Uploads of mods by clients, validated before any of the code is run.
 
 use super::WithSource;
+use crate::events::hex;
 use crate::mods::ModFactory;
 use crate::mods::name::check_mod_name;
 use crate::mods::python::{LoadError, PythonMods};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -47,7 +47,7 @@ impl ModSource {
             Self::Files(files) => bundle(files, module.unwrap_or_default()),
         };
         let found = python.load_all(file.to_owned(), text)?;
-        Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone())).collect())
+        Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone(), None)).collect())
     }
 
     /// Returns the SHA-256 of the source in hexadecimal. For a text, it is the output of `sha256sum`. For a package, it
@@ -65,11 +65,7 @@ impl ModSource {
                 hash.finalize()
             }
         };
-        digest.iter().fold(String::new(), |mut text, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        hex(&digest)
     }
 }
 
@@ -195,7 +191,7 @@ impl ModUpload {
             }
         };
         let factory = python.load_one(name, text, self.entrypoint.as_deref())?;
-        Ok(WithSource::with_description(factory, self.source.clone(), self.description.clone()))
+        Ok(WithSource::wrap(factory, self.source.clone(), self.description.clone()))
     }
 }
 

@@ -13,19 +13,9 @@ pub struct WithSource {
 }
 
 impl WithSource {
-    /// Adds a source to a mod.
+    /// Adds a source to a mod, from whose hash its version is made, and a description that replaces the source's own.
     #[must_use]
-    pub fn wrap(inner: Arc<dyn ModFactory>, source: ModSource) -> Arc<dyn ModFactory> {
-        Self::with_description(inner, source, None)
-    }
-
-    /// Adds a source and a description to a mod.
-    #[must_use]
-    pub fn with_description(
-        inner: Arc<dyn ModFactory>,
-        source: ModSource,
-        description: Option<String>,
-    ) -> Arc<dyn ModFactory> {
+    pub fn wrap(inner: Arc<dyn ModFactory>, source: ModSource, description: Option<String>) -> Arc<dyn ModFactory> {
         Arc::new(Self { hash: source.hash(), inner, source, description })
     }
 }

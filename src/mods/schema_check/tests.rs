@@ -12,13 +12,13 @@ fn error_names_field_and_expectation() {
         "properties": {
             "city": {"enum": ["Oakford", "Zürich"]},
             "days": {"type": "integer", "minimum": 1, "maximum": 7},
-            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2, "uniqueItems": true},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/a%20tag"}, "maxItems": 2, "uniqueItems": true},
             "at": {"type": ["string", "null"], "pattern": "^[0-9]+:[0-9]+$"},
             "unit": {"anyOf": [{"const": "C"}, {"const": "F"}]},
         },
         "required": ["city"],
         "additionalProperties": false,
-        "$defs": {"tag": {"type": "string", "minLength": 2}},
+        "$defs": {"a tag": {"type": "string", "minLength": 2}},
     });
     let valid = json!({"city": "Zürich", "days": 3.0, "tags": ["ab", "cd"], "at": "7:30", "unit": "F"});
     assert_eq!(first_error(&valid, &schema), None);
@@ -27,12 +27,9 @@ fn error_names_field_and_expectation() {
         (json!(3), "the value must be an object, got 3"),
         (json!({}), "`city` is missing"),
         (json!({"city": "Rome"}), "`city` must be one of \"Oakford\", \"Zürich\", got \"Rome\""),
-        (json!({"city": "Oakford", "days": 1.5}), "`days` must be an integer, got 1.5"),
-        (json!({"city": "Oakford", "days": 9}), "`days` must be a number of at most 7, got 9"),
-        (
-            json!({"city": "Oakford", "tags": ["ab", "c"]}),
-            "`tags[1]` must be a string of at least 2 characters, got \"c\"",
-        ),
+        (json!({"city": "Oakford", "days": 1.5}), "`days` must be an integer from 1 to 7, got 1.5"),
+        (json!({"city": "Oakford", "days": 9}), "`days` must be an integer from 1 to 7, got 9"),
+        (json!({"city": "Oakford", "tags": ["ab", "c"]}), "`tags[1]` must have at least 2 characters, got 1"),
         (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "`tags[1]` is a duplicate"),
         (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "`tags` must have at most 2 items, got 3"),
         (json!({"city": "Oakford", "at": "now"}), "`at` must be a string that matches ^[0-9]+:[0-9]+$, got \"now\""),
@@ -53,7 +50,7 @@ fn additional_properties_apply_to_names_without_pattern() {
     for (value, message) in [
         (json!({"city": "Paris", "count": 1}), None),
         (json!({"city": 1.5}), Some("`city` must be a string or an integer, got 1.5")),
-        (json!({"city": "P"}), Some("`city` must be a string of at least 2 characters, got \"P\"")),
+        (json!({"city": "P"}), Some("`city` must have at least 2 characters, got 1")),
         (json!({"count": 0}), Some("`count` must be a number of at least 1, got 0")),
         (json!({"count": 1.5}), Some("`count` must be a string or an integer, got 1.5")),
         (
@@ -69,6 +66,26 @@ fn additional_properties_apply_to_names_without_pattern() {
     // The `regex` crate does not support look-ahead, so the name may match.
     schema["patternProperties"] = json!({"(?=x)": {"type": "string"}});
     assert_eq!(first_error(&json!({"x": 1}), &schema), None);
+}
+
+#[test]
+fn names_of_properties_are_checked() {
+    let schema =
+        json!({"properties": {"map": {"minProperties": 1, "propertyNames": {"minLength": 1, "maxLength": 3}}}});
+    for (map, message) in [
+        (json!({"abc": 1}), None),
+        (json!({}), Some("`map` must not be empty")),
+        (json!({"": 1}), Some("`map`: the name \"\" is invalid: the value must not be empty")),
+        (
+            json!({"ä".repeat(90): 1}),
+            Some(&*format!(
+                "`map`: the name \"{}… is invalid: the value must have at most 3 characters, got 90",
+                "ä".repeat(39)
+            )),
+        ),
+    ] {
+        assert_eq!(first_error(&json!({"map": map}), &schema).as_deref(), message);
+    }
 }
 
 #[test]
@@ -124,6 +141,7 @@ fn values() -> impl Strategy<Value = Value> {
         "properties",
         "patternProperties",
         "additionalProperties",
+        "propertyNames",
         "items",
         "prefixItems",
         "uniqueItems",

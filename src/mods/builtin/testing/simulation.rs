@@ -75,7 +75,7 @@ impl Simulation {
         let start = |(factory, config): &(&dyn ModFactory, Value)| factory.start(config, &self.run).unwrap();
         let instances = mods.iter().map(start).collect();
         let vocabulary = &self.run.vocabulary;
-        let sequence = vocabulary.encode(&self.prompt, false, false);
+        let sequence = vocabulary.encode_plain(&self.prompt);
         let mut state = SimulationState {
             instances,
             script: script(&self.script, vocabulary),
@@ -100,7 +100,7 @@ impl Simulation {
 }
 
 fn script(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
-    let mut tokens = vocabulary.encode(text.trim_end_matches('\0'), false, false);
+    let mut tokens = vocabulary.encode_plain(text.trim_end_matches('\0'));
     tokens.extend(text.ends_with('\0').then_some(EOG));
     tokens
 }

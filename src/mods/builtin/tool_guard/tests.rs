@@ -112,7 +112,7 @@ fn errors_name_field() {
             json!({"tools": [{"name": "add", "parameters": [1]}]}),
             "`tools`: the parameters of 'add' must be a JSON schema (an object), got [1]",
         ),
-        (config(&json!({"then": "stop"})), "`then` must be one of text, error, keep, got \"stop\""),
+        (config(&json!({"then": "stop"})), "`then` must be one of \"text\", \"error\", \"keep\", got \"stop\""),
     ] {
         assert_eq!(ToolGuard.start(&config, &run()).err().unwrap(), message);
     }

@@ -52,7 +52,7 @@ def edit(event, actions, tokenizer):
     assert_eq!(reply.action, None);
     for message in [
         "InvalidActionError: adjust_logits takes 265 logits, one per token of the vocabulary, got 3",
-        "InvalidActionError at ForwardPass: the logit of token 0 must not be NaN",
+        "InvalidActionError at ForwardPass: the logit of token 0 must not be NaN; use -inf to ban a token",
         "InvalidActionError at ForwardPass: all tokens are banned: every logit is -inf",
         "InvalidActionError at ForwardPass: token 999 is not in the vocabulary; ids must be from 0 to 264",
         "InvalidActionError: `token_temp` must be a number of 0 or more, got -1",
@@ -80,7 +80,7 @@ def act(event, actions, tokenizer):
             Action::AdjustedPrefill { tokens: vec![65, 66], max_tokens: Some(5) },
         ),
         ("actions.force_output((65,))", Action::ForceOutput(vec![65])),
-        ("actions.tool_calls({'id': 'ä'})", Action::ToolCalls(json!({"id": "ä"}))),
+        ("actions.tool_calls({'name': 'ä'})", Action::ToolCalls(json!({"name": "ä"}))),
         ("actions.emit_error('no')", Action::EmitError { message: "no".into(), fault: Fault::QuoteMod }),
     ] {
         let reply = act(what, prefilled());

@@ -52,13 +52,13 @@ def fill_memory():
 
 def flood():
     line = "x" * (1 << 20)
-    for _ in range(2048):
+    for _ in range(256):
         print(line)
 
 
 def flood_descriptors():
     line = b"x" * (1 << 20)
-    for _ in range(2048):
+    for _ in range(256):
         os.write(2, line)
 
 

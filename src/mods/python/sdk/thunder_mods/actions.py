@@ -131,8 +131,9 @@ def _token_ids(tokens: Iterable[int], method: str) -> List[int]:
         raise InvalidActionError("%s takes a list of token ids: %s" % (method, error)) from None
 
 
-def check_max_steps(max_steps: Any) -> Optional[int]:
-    """Returns `max_steps` of a prefill as an int or None. Raises InvalidActionError if it is not a limit of tokens."""
+def check_max_steps(max_steps: Any, name: str = "max_steps") -> Optional[int]:
+    """Returns the limit of tokens of a prefill as an int or None; None and 0 keep the limit. Raises InvalidActionError if it
+    is not one."""
     if max_steps is None:
         return None
     try:
@@ -140,7 +141,7 @@ def check_max_steps(max_steps: Any) -> Optional[int]:
     except TypeError:
         steps = -1
     if not 0 <= steps <= _MAX_STEPS:
-        raise InvalidActionError("`max_steps` must be None or an integer from 0 to %d, got %.40r" % (_MAX_STEPS, max_steps))
+        raise InvalidActionError("`%s` must be None or an integer from 0 to %d, got %.40r" % (name, _MAX_STEPS, max_steps))
     return steps
 
 
@@ -184,12 +185,18 @@ class ActionBuilder:
         self._permit(Noop, "noop")
         return Noop()
 
-    def adjust_prefill(self, tokens: Iterable[int], *, max_steps: Optional[int] = None) -> AdjustedPrefill:
-        """Prefilled: replaces the prompt with these tokens; `max_steps` is the new limit of generated tokens."""
+    def adjust_prefill(
+        self, tokens: Iterable[int], *, max_tokens: Optional[int] = None, max_steps: Optional[int] = None
+    ) -> AdjustedPrefill:
+        """Prefilled: replaces the prompt with these tokens; `max_tokens` is the new limit of generated tokens, and None or 0
+        keeps the limit. `max_steps` is Quote's name for it."""
         self._permit(AdjustedPrefill, "adjust_prefill")
-        if isinstance(max_steps, float) and math.isfinite(max_steps):
-            max_steps = int(max_steps)
-        return AdjustedPrefill(_token_ids(tokens, "adjust_prefill"), check_max_steps(max_steps))
+        if max_tokens is not None and max_steps is not None:
+            raise InvalidActionError("adjust_prefill takes either max_tokens or max_steps, not both")
+        limit, name = (max_steps, "max_steps") if max_tokens is None else (max_tokens, "max_tokens")
+        if isinstance(limit, float) and math.isfinite(limit):
+            limit = int(limit)
+        return AdjustedPrefill(_token_ids(tokens, "adjust_prefill"), check_max_steps(limit, name))
 
     def adjust_logits(
         self,

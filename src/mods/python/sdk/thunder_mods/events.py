@@ -87,7 +87,7 @@ class ModEvent:
     #: Step: 0 for Prefilled, then 1, 2, 3 …, as in the trace. Mods that import `quote_mod_sdk` or `shared.types` get
     #: Quote's numbers: 0 for Prefilled and for the first ForwardPass, Sampled and Added.
     step: int = 0
-    #: Maximum number of generated tokens.
+    #: Quote's name for `max_tokens`.
     max_steps: int = 0
     #: Configuration of this mod: the request's fields over the defaults of `@mod(config=…)`.
     config: Dict[str, Any] = {}
@@ -112,6 +112,11 @@ class ModEvent:
         self.request_id = request_id
         self.step = step
         self.context_info = context_info if context_info is not None else ContextInfo()
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of generated tokens."""
+        return self.max_steps
 
     @property
     def input_ids(self) -> List[int]:

@@ -301,7 +301,7 @@ class Worker:
         elif isinstance(action, (ForceTokens, ForceOutput)):
             fields = {"tokens": _ids(action.tokens)}
         elif isinstance(action, AdjustedPrefill):
-            # 0 means unchanged, as in Quote.
+            # 0 keeps the limit, as in Quote.
             fields = {"tokens": _ids(action.tokens), "max_steps": check_max_steps(action.max_steps) or None}
         elif isinstance(action, ToolCalls):
             check_nesting(action.tool_calls)

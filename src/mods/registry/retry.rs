@@ -1,0 +1,57 @@
+//! Retries of imports that failed for a reason that may pass, such as a deadline on a busy machine.
+
+use std::time::{Duration, Instant};
+
+/// Delay before the first retry; doubles with each further one.
+const MIN_DELAY: Duration = Duration::from_secs(30);
+/// Maximum retries of an import. Changes of other mods wait for an import, and one that hangs may do so every time.
+const MAX_RETRIES: u32 = 6;
+
+/// The next import of a source whose last import failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportRetry {
+    /// Hash of the source.
+    hash: String,
+    /// Number of the retry, from 1.
+    number: u32,
+    /// Time of the import.
+    pub at: Instant,
+}
+
+impl ImportRetry {
+    /// Plans the next import of a source after a failed one; `earlier` is the retry that failed. Returns `None` after the
+    /// last retry. Another source begins with the first retry.
+    #[must_use]
+    pub fn after(earlier: Option<&Self>, hash: String) -> Option<Self> {
+        let number = earlier.filter(|retry| retry.hash == hash).map_or(1, |retry| retry.number + 1);
+        (number <= MAX_RETRIES).then(|| Self { hash, number, at: Instant::now() + MIN_DELAY * 2_u32.pow(number - 1) })
+    }
+
+    /// Returns true if it is time for the import.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.at <= Instant::now()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ImportRetry, MAX_RETRIES, MIN_DELAY};
+    use std::time::Instant;
+
+    #[test]
+    fn retries_of_the_same_source_are_delayed_and_limited() {
+        let next = |earlier: Option<&ImportRetry>| ImportRetry::after(earlier, "a".to_owned());
+        let begun = Instant::now();
+        let mut retry = next(None).unwrap();
+        assert!(retry.at >= begun + MIN_DELAY && !retry.is_due());
+        for number in 2..=MAX_RETRIES {
+            let begun = Instant::now();
+            retry = next(Some(&retry)).unwrap();
+            assert_eq!(retry.number, number);
+            assert!(retry.at >= begun + MIN_DELAY * 2_u32.pow(number - 1));
+        }
+        assert_eq!(next(Some(&retry)), None);
+        assert_eq!(ImportRetry::after(Some(&retry), "b".to_owned()).map(|retry| retry.number), Some(1));
+    }
+}
