@@ -10,7 +10,9 @@ pub mod llama;
 mod vocabulary;
 
 pub use llama::Model;
-pub use vocabulary::{InfillTokens, SpecialTokens, Vocabulary, common_prefix, complete_prefix, without_nul};
+pub use vocabulary::{
+    InfillTokens, SpecialTokens, TokenizeOptions, Vocabulary, common_prefix, complete_prefix, without_nul,
+};
 
 /// The reason why a model or a context cannot be created.
 #[derive(Debug, thiserror::Error)]

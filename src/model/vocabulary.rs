@@ -1,6 +1,9 @@
 //! A model's vocabulary: texts of tokens, special tokens and the tokenizer.
 
 pub(super) mod breakers;
+mod special_tokens;
+
+pub use special_tokens::{InfillTokens, SpecialTokens, TokenizeOptions};
 
 use crate::events::{TokenId, is_image_token};
 use breakers::Breakers;
@@ -60,46 +63,6 @@ impl ControlLiterals {
 
 type Tokenize = dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync;
 
-/// The special tokens of the vocabulary.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SpecialTokens {
-    /// Start of a sequence.
-    pub bos: Option<TokenId>,
-    /// End of a sequence.
-    pub eos: Option<TokenId>,
-    /// End of a turn, if it differs from `eos`.
-    pub eot: Option<TokenId>,
-    /// Padding of batches.
-    pub pad: Option<TokenId>,
-    /// True if every prompt starts with `bos`.
-    pub add_bos: bool,
-    /// Infill tokens; `None` if the model was not trained for infilling.
-    pub infill: Option<InfillTokens>,
-}
-
-impl SpecialTokens {
-    /// Returns the token that ends a turn of a conversation.
-    #[must_use]
-    pub fn end_of_turn(&self) -> Option<TokenId> {
-        self.eot.or(self.eos)
-    }
-}
-
-/// Tokens of an infill prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InfillTokens {
-    /// Precedes the text before the gap.
-    pub prefix: TokenId,
-    /// Precedes the text after the gap.
-    pub suffix: TokenId,
-    /// Precedes the generated middle.
-    pub middle: TokenId,
-    /// Precedes the name of a repository.
-    pub repository: Option<TokenId>,
-    /// Precedes the name of a file.
-    pub file: Option<TokenId>,
-}
-
 impl std::fmt::Debug for Vocabulary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Vocabulary").field("len", &self.len()).field("special", &self.special).finish_non_exhaustive()
@@ -140,26 +103,55 @@ impl Vocabulary {
         self.pieces.is_empty()
     }
 
-    /// Tokenizes text. `add_special` adds BOS and EOS as the model requires; `parse_special` parses the literals of
-    /// special tokens.
+    /// Tokenizes text.
     #[must_use]
-    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId> {
-        (self.tokenize)(text, add_special, parse_special)
+    pub fn encode(&self, text: &str, options: TokenizeOptions) -> Vec<TokenId> {
+        (self.tokenize)(text, options.add_special, options.parse_special)
     }
 
-    /// Tokenizes text that follows other text: without the space that some tokenizers add before a text, such as
-    /// `SentencePiece`.
+    /// Tokenizes a whole prompt; see [`TokenizeOptions::PROMPT`].
     #[must_use]
-    pub fn encode_continuation(&self, text: &str, parse_special: bool) -> Vec<TokenId> {
-        let mut tokens = self.encode(text, false, parse_special);
+    pub fn encode_prompt(&self, text: &str) -> Vec<TokenId> {
+        self.encode(text, TokenizeOptions::PROMPT)
+    }
+
+    /// Tokenizes text in which the literals of special tokens become these tokens; see [`TokenizeOptions::MARKUP`].
+    #[must_use]
+    pub fn encode_markup(&self, text: &str) -> Vec<TokenId> {
+        self.encode(text, TokenizeOptions::MARKUP)
+    }
+
+    /// Tokenizes text in which the literals of special tokens stay text; see [`TokenizeOptions::PLAIN`].
+    #[must_use]
+    pub fn encode_plain(&self, text: &str) -> Vec<TokenId> {
+        self.encode(text, TokenizeOptions::PLAIN)
+    }
+
+    /// Tokenizes text that continues another text: like [`Vocabulary::encode_markup`], but without the space that some
+    /// tokenizers add before a text.
+    #[must_use]
+    pub fn encode_markup_continuation(&self, text: &str) -> Vec<TokenId> {
+        self.encode_continuation(text, TokenizeOptions::MARKUP)
+    }
+
+    /// Tokenizes text that continues another text: like [`Vocabulary::encode_plain`], but without the space that some
+    /// tokenizers add before a text.
+    #[must_use]
+    pub fn encode_plain_continuation(&self, text: &str) -> Vec<TokenId> {
+        self.encode_continuation(text, TokenizeOptions::PLAIN)
+    }
+
+    /// Tokenizes text without the space that some tokenizers add before a text, such as `SentencePiece`.
+    fn encode_continuation(&self, text: &str, options: TokenizeOptions) -> Vec<TokenId> {
+        let mut tokens = self.encode(text, options);
         if !tokens.first().is_some_and(|&first| self.starts_with_space(first)) || !self.adds_space() {
             return tokens;
         }
         // The added space is before another character, whose tokens are removed. No token of the vocabulary may contain
         // both this character and the start of the text.
         for before in ["\n", "\u{1}", "|"] {
-            let start = self.encode(before, false, false);
-            let both = self.encode(&format!("{before}{text}"), false, parse_special);
+            let start = self.encode_plain(before);
+            let both = self.encode(&format!("{before}{text}"), options);
             if let Some(rest) = both.strip_prefix(start.as_slice()) {
                 return rest.to_vec();
             }
@@ -174,7 +166,7 @@ impl Vocabulary {
     /// Returns the control tokens in these texts.
     #[must_use]
     pub fn control_tokens_in(&self, texts: &[&str]) -> Vec<TokenId> {
-        let mut tokens: Vec<TokenId> = texts.iter().flat_map(|text| self.encode(text, false, true)).collect();
+        let mut tokens: Vec<TokenId> = texts.iter().flat_map(|text| self.encode_markup(text)).collect();
         tokens.sort_unstable();
         tokens.dedup();
         tokens.retain(|&token| self.is_control(token));
@@ -220,7 +212,7 @@ impl Vocabulary {
 
     /// Returns true if the tokenizer adds a space before a text.
     fn adds_space(&self) -> bool {
-        self.encode("a", false, false).first().is_some_and(|&first| self.starts_with_space(first))
+        self.encode_plain("a").first().is_some_and(|&first| self.starts_with_space(first))
     }
 
     fn starts_with_space(&self, token: TokenId) -> bool {
@@ -358,14 +350,14 @@ mod tests {
     #[test]
     fn text_has_no_space_that_the_tokenizer_added() {
         let sentence_piece = bytes_after(" ");
-        let round_trip = |text: &str| sentence_piece.decode_text(&sentence_piece.encode(text, false, false));
+        let round_trip = |text: &str| sentence_piece.decode_text(&sentence_piece.encode_plain(text));
         assert_eq!((round_trip("ab"), round_trip(" ab"), round_trip("")), ("ab".into(), " ab".into(), String::new()));
         assert_eq!(sentence_piece.decode_text(&[97, 32]), "a ", "the tokens start with another token");
         let other = bytes_after("");
-        assert_eq!(other.decode_text(&other.encode(" ab", false, false)), " ab");
+        assert_eq!(other.decode_text(&other.encode_plain(" ab")), " ab");
         assert_eq!(other.decode_text(&[]), "");
         for vocabulary in [&sentence_piece, &other] {
-            let continued = |text: &str| vocabulary.decode(&vocabulary.encode_continuation(text, false));
+            let continued = |text: &str| vocabulary.decode(&vocabulary.encode_plain_continuation(text));
             assert_eq!((continued("ab"), continued(" ab"), continued("")), ("ab".into(), " ab".into(), String::new()));
         }
     }

@@ -1,6 +1,7 @@
 //! Detection of a template's capabilities by rendering probes, because templates do not declare them.
 
-use super::{ChatTemplate, RenderOptions};
+use super::RenderOptions;
+use super::renderer::JinjaRenderer;
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 
@@ -16,23 +17,11 @@ pub(super) struct DetectedCapabilities {
     pub(super) system: bool,
     /// True if it expects the arguments of a call as JSON text instead of an object.
     pub(super) arguments_as_text: bool,
-    /// True if it expects the content of a message as a list of parts instead of a string, as the templates of some
-    /// vision models do.
-    pub(super) typed_content: bool,
 }
 
 impl DetectedCapabilities {
-    /// Returns true if a template shows the content of a message only if it is a list of parts.
-    pub(super) fn needs_typed_content(template: &ChatTemplate) -> bool {
-        let shows = |content: Value| {
-            let messages = [json!({ "role": "user", "content": content })];
-            template.text(&messages, &probe_options(None)).is_ok_and(|text| text.contains(PROBE))
-        };
-        !shows(PROBE.into()) && shows(json!([{ "type": "text", "text": PROBE }]))
-    }
-
     /// Renders small conversations and examines the output.
-    pub(super) fn detect(template: &ChatTemplate, source: &str) -> Self {
+    pub(super) fn detect(template: &JinjaRenderer, source: &str) -> Self {
         let render = |messages: Value, tools: Option<Value>| {
             let list = messages.as_array().cloned().unwrap_or_default();
             template.text(&list, &probe_options(tools)).ok()
@@ -57,8 +46,17 @@ impl DetectedCapabilities {
         let object = shows_arguments(json!({ PROBE: 1 }));
         let arguments_as_text = !object && shows_arguments(format!("{{\"{PROBE}\": 1}}").into());
         let system = system.is_some_and(|text| text.contains(PROBE));
-        Self { tools, system, arguments_as_text, typed_content: template.capabilities.typed_content }
+        Self { tools, system, arguments_as_text }
     }
+}
+
+/// Returns true if a template shows the content of a message only if it is a list of parts.
+pub(super) fn needs_typed_content(template: &JinjaRenderer) -> bool {
+    let shows = |content: Value| {
+        let messages = [json!({ "role": "user", "content": content })];
+        template.text(&messages, &probe_options(None)).is_ok_and(|text| text.contains(PROBE))
+    };
+    !shows(PROBE.into()) && shows(json!([{ "type": "text", "text": PROBE }]))
 }
 
 fn probe_options(tools: Option<Value>) -> RenderOptions {

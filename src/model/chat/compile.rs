@@ -2,7 +2,7 @@
 //! both are limited, and the stack has room for them.
 
 use super::jinja_syntax::Translation;
-use super::{ChatTemplateError, describe_error};
+use super::{ChatTemplateError, python};
 use minijinja::Environment;
 
 /// Maximum number of words and operators of a tag. The longest tags of known templates have some hundred.
@@ -38,6 +38,15 @@ pub(super) fn add_template(
         let compiled = thread.join().map_err(|_| ChatTemplateError::Template("its compilation failed".into()))?;
         compiled.map_err(|error| ChatTemplateError::Template(describe_error(&error)))
     })
+}
+
+/// Returns the message of `raise_exception`, or the error with its line.
+pub(super) fn describe_error(error: &minijinja::Error) -> String {
+    match (error.detail(), error.line()) {
+        (Some(detail), _) if python::is_raised(error) => detail.to_owned(),
+        (_, Some(line)) => format!("line {line}: {error}"),
+        _ => error.to_string(),
+    }
 }
 
 #[cfg(test)]

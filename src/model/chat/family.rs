@@ -4,9 +4,14 @@
 //! freely. If the template supports no tools, Thunder describes them in a message, and the model answers like the
 //! Hermes family.
 
+use super::answer::channel::FINAL_HEADER;
 use super::pattern::{Pattern, Placeholder};
-use super::syntax::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
+use super::syntax::{AnswerSyntax, CallForm, CallShape, Keys, ReasoningMarkers, Tags};
 use serde::Serialize;
+
+/// Texts that end reasoning in the answers of any family.
+pub const REASONING_END_MARKERS: [&str; 6] =
+    ["</think>", "</thinking>", "</thought>", "[/THINK]", "<|END_THINKING|>", FINAL_HEADER];
 
 /// A family of models with the same answer syntax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -90,7 +95,7 @@ impl ModelFamily {
         AnswerSyntax {
             family: self,
             calls: self.calls(),
-            reasoning_markers: (open.to_owned(), close.to_owned()),
+            reasoning_markers: ReasoningMarkers::new(open, close),
             ignored_markers: ignored_markers.iter().map(|&marker| marker.to_owned()).collect(),
             text_marker: None,
             tool_role: match self {
@@ -217,7 +222,7 @@ impl AnswerSyntax {
             syntax.ignored_markers.extend(["<response>".to_owned(), "</response>".to_owned()]);
         }
         if template.contains("[BEGIN FINAL RESPONSE]") {
-            syntax.reasoning_markers = ("Here are my reasoning steps:".to_owned(), "[BEGIN FINAL RESPONSE]".to_owned());
+            syntax.reasoning_markers = ReasoningMarkers::new("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]");
         }
         syntax
     }

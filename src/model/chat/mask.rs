@@ -77,7 +77,7 @@ pub(super) fn tokenize(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
 
 /// Returns the tokens that the tokenizer adds before and after every text.
 pub(super) fn surrounding_tokens(vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<TokenId>) {
-    let mut before = vocabulary.encode("", true, true);
+    let mut before = vocabulary.encode_prompt("");
     let bos = usize::from(vocabulary.special().bos.is_some_and(|bos| before.first() == Some(&bos)));
     let after = before.split_off(bos);
     (before, after)
@@ -92,10 +92,10 @@ pub(super) fn tokenize_part(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId>
         // The tokenizer splits the text at control tokens anyway.
         let start = vocabulary.control_literals(&text[at..mark]).last().map_or(at, |last| at + last.end);
         let end = vocabulary.control_literals(&text[mark..]).next().map_or(text.len(), |next| mark + next.start);
-        tokens.extend(vocabulary.encode(&text[at..start], false, true));
-        tokens.extend(vocabulary.encode(&unmasked(&text[start..end]), false, false));
+        tokens.extend(vocabulary.encode_markup(&text[at..start]));
+        tokens.extend(vocabulary.encode_plain(&unmasked(&text[start..end])));
         at = end;
     }
-    tokens.extend(vocabulary.encode(&text[at..], false, true));
+    tokens.extend(vocabulary.encode_markup(&text[at..]));
     tokens
 }

@@ -17,6 +17,7 @@ mod messages;
 pub mod pattern;
 mod python;
 mod rendered;
+mod renderer;
 mod spans;
 pub mod syntax;
 pub mod tools;
@@ -26,45 +27,25 @@ pub use rendered::{RenderedMessage, RenderedPrompt};
 use crate::model::{Vocabulary, llama};
 use capabilities::DetectedCapabilities;
 use chrono::{DateTime, Utc};
-use limited_text::{LimitedText, MAX_TEXT_BYTES};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, Value as Jinja, context};
+use renderer::{JinjaRenderer, TemplateRenderer};
 use serde_json::{Map, Value, json};
 use spans::MarkedConversation;
 use std::sync::Arc;
-use syntax::AnswerSyntax;
+use syntax::{AnswerSyntax, ReasoningMarkers};
 
 /// The default template for a model without one.
 const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Maximum instructions per rendering; a conversation of a thousand messages takes about 50,000. Lower for a template
-/// with a long text, which it may repeat.
-const FUEL: u64 = 5_000_000;
-
-const NAME: &str = "chat";
-
-/// The renderer of a conversation.
-#[derive(Debug)]
-enum Renderer {
-    /// A Jinja template.
-    Jinja(Box<Environment<'static>>),
-    /// A template that is built into llama.cpp, by name.
-    LlamaCpp(String),
-}
-
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    renderer: Renderer,
+    renderer: TemplateRenderer,
     /// String literals in the template, which it may search for in messages.
     literals: Vec<String>,
     /// The vocabulary whose control tokens must not result from text in messages.
     vocabulary: Option<Arc<Vocabulary>>,
-    bos: String,
-    eos: String,
     source: String,
     /// True for the fallback template of a model without one.
     fallback: bool,
@@ -112,76 +93,44 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Template`].
     pub fn new(source: Option<&str>, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| ChatTemplateError::Template(error.to_string()))?);
-        // The output is a prompt, not HTML.
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        python::install(&mut environment);
         // As in Jinja2.
-        let text = &source.unwrap_or(CHATML).replace("\r\n", "\n").replace('\r', "\n");
-        let mut translation = jinja_syntax::translate(text);
-        // A block stores text outside of tags in a variable. To repeat all of this text takes at least 4 instructions, and to
-        // repeat the text between two tags at least one.
-        let max_bytes = 2 * python::budget::MAX_BYTES;
-        let repetitions =
-            (4 * max_bytes / translation.text_bytes.max(1)).max(max_bytes / translation.longest_text.max(1));
-        let fuel = FUEL.min(repetitions as u64);
-        environment.set_fuel(Some(fuel));
-        let literals = std::mem::take(&mut translation.literals);
-        compile::add_template(&mut environment, NAME, translation)?;
-        let mut template = Self::from_renderer(Renderer::Jinja(Box::new(environment)), text, bos, eos);
-        template.literals = literals;
-        template.fallback = source.is_none();
-        template.capabilities.typed_content = DetectedCapabilities::needs_typed_content(&template);
-        template.capabilities = DetectedCapabilities::detect(&template, text);
-        template.set_fuel(derive::FUEL.min(fuel));
-        let syntax = derive::derive_syntax(&template);
-        template.set_fuel(fuel);
-        template.syntax = Arc::new(if template.capabilities.tools { syntax } else { syntax.without_own_tools() });
-        Ok(template)
+        let text = source.unwrap_or(CHATML).replace("\r\n", "\n").replace('\r', "\n");
+        let (renderer, literals) = JinjaRenderer::compile(&text, bos, eos)?;
+        let typed_content = capabilities::needs_typed_content(&renderer);
+        let renderer = renderer.with_typed_content(typed_content);
+        let capabilities = DetectedCapabilities::detect(&renderer, &text);
+        let limited = renderer.with_max_fuel(derive::FUEL);
+        let syntax = derive::derive_syntax(&limited, &text, capabilities.arguments_as_text);
+        Ok(Self {
+            renderer: TemplateRenderer::Jinja(Box::new(renderer)),
+            literals,
+            vocabulary: None,
+            source: text,
+            fallback: source.is_none(),
+            syntax: Arc::new(if capabilities.tools { syntax } else { syntax.without_own_tools() }),
+            capabilities,
+        })
     }
 
     /// Returns llama.cpp's built-in template with this name.
     ///
     /// # Errors
     /// [`ChatTemplateError::Template`] if llama.cpp has no template with this name.
-    pub fn from_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
+    pub fn from_llama_cpp(name: &str) -> Result<Self, ChatTemplateError> {
         let sent = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
         // Its output contains the markers that determine the family.
         let Some(sample) = llama::apply_chat_template(name, &sent, true) else {
             return Err(ChatTemplateError::Template(format!("llama.cpp has no chat template '{name}'")));
         };
-        let mut template = Self::from_renderer(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
-        name.clone_into(&mut template.source);
-        template.capabilities = DetectedCapabilities { tools: false, ..template.capabilities };
-        template.syntax = Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools());
-        Ok(template)
-    }
-
-    fn set_fuel(&mut self, fuel: u64) {
-        if let Renderer::Jinja(environment) = &mut self.renderer {
-            environment.set_fuel(Some(fuel));
-        }
-    }
-
-    fn from_renderer(renderer: Renderer, text: &str, bos: &str, eos: &str) -> Self {
-        Self {
-            renderer,
+        Ok(Self {
+            renderer: TemplateRenderer::LlamaCpp(name.to_owned()),
             literals: Vec::new(),
             vocabulary: None,
-            bos: bos.to_owned(),
-            eos: eos.to_owned(),
-            source: text.to_owned(),
+            source: name.to_owned(),
             fallback: false,
-            syntax: Arc::new(AnswerSyntax::from_markers(text)),
-            capabilities: DetectedCapabilities {
-                tools: true,
-                system: true,
-                arguments_as_text: false,
-                typed_content: false,
-            },
-        }
+            syntax: Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools()),
+            capabilities: DetectedCapabilities { tools: false, system: true, arguments_as_text: false },
+        })
     }
 
     /// Makes messages that contain literals of this vocabulary's control tokens render as plain text.
@@ -191,7 +140,7 @@ impl ChatTemplate {
         self
     }
 
-    /// Returns the template's text.
+    /// Returns the template's text, or the name of a template of llama.cpp.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
@@ -236,8 +185,8 @@ impl ChatTemplate {
             let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
             parts.insert(0, RenderedMessage { role: "system".into(), start, end });
         }
-        let (open, close) = (self.syntax.reasoning_markers.0.as_str(), self.syntax.reasoning_markers.1.as_str());
-        let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
+        let ReasoningMarkers { open, close } = &self.syntax.reasoning_markers;
+        let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open.as_str());
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
             // Some templates start reasoning although it is disabled.
@@ -294,7 +243,7 @@ impl ChatTemplate {
             let messages = self.adapt(messages, tools.as_ref());
             self.text(&messages, &RenderOptions { tools, ..options.clone() }).ok()
         };
-        let (open, close) = (self.syntax.reasoning_markers.0.as_str(), self.syntax.reasoning_markers.1.as_str());
+        let ReasoningMarkers { open, close } = &self.syntax.reasoning_markers;
         let same = |masked: &String| mask::unmasked(masked) == *text;
         let whole = attempt(&[]);
         let masked = match whole {
@@ -329,59 +278,7 @@ impl ChatTemplate {
     }
 
     fn text(&self, messages: &[Value], options: &RenderOptions) -> Result<String, ChatTemplateError> {
-        let environment = match &self.renderer {
-            Renderer::Jinja(environment) => environment,
-            Renderer::LlamaCpp(name) => {
-                let field = |message: &'_ Value, name: &str| message[name].as_str().unwrap_or_default().to_owned();
-                let sent: Vec<(String, String)> =
-                    messages.iter().map(|message| (field(message, "role"), field(message, "content"))).collect();
-                let sent: Vec<(&str, &str)> =
-                    sent.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();
-                return llama::apply_chat_template(name, &sent, options.add_generation_prompt).ok_or_else(|| {
-                    ChatTemplateError::Rejected(format!("llama.cpp's template '{name}' cannot render them"))
-                });
-            }
-        };
-        let typed = self.capabilities.typed_content.then(|| messages::with_typed_content(messages));
-        let messages = typed.as_deref().unwrap_or(messages);
-        let now = options.now;
-        // Variables that llama.cpp passes to every template.
-        let mut variables = options.variables.clone();
-        variables.entry("enable_thinking").or_insert(true.into());
-        for (name, format) in [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")] {
-            variables.entry(name).or_insert_with(|| now.format(format).to_string().into());
-        }
-        let tools = options.tools.as_ref().map_or(Jinja::from(()), |tools| Jinja::from(Serde(tools)));
-        let variables = Jinja::from(Serde(variables));
-        let context = context! {
-            messages => Jinja::from(Serde(messages)),
-            tools,
-            add_generation_prompt => options.add_generation_prompt,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-            strftime_now => Jinja::from_function(move |format: String| python::strftime(now, &format)),
-            ..variables
-        };
-        let template =
-            environment.get_template(NAME).map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
-        let mut output = LimitedText::default();
-        let rendered = template.render_captured_to(context, &mut output).map(|_| ());
-        if output.is_full {
-            return Err(ChatTemplateError::Rejected(format!(
-                "the text has more than {MAX_TEXT_BYTES} bytes, the maximum; shorten the messages"
-            )));
-        }
-        rendered.map_err(|error| ChatTemplateError::Rejected(describe_error(&error)))?;
-        String::from_utf8(output.text).map_err(|error| ChatTemplateError::Rejected(error.to_string()))
-    }
-}
-
-/// Returns the message of `raise_exception`, or the error with its line.
-fn describe_error(error: &minijinja::Error) -> String {
-    match (error.detail(), error.line()) {
-        (Some(detail), _) if python::is_raised(error) => detail.to_owned(),
-        (_, Some(line)) => format!("line {line}: {error}"),
-        _ => error.to_string(),
+        self.renderer.text(messages, options)
     }
 }
 

@@ -169,6 +169,17 @@ impl From<&str> for Pattern {
     }
 }
 
+/// Matches the start of a text with a literal.
+pub(super) fn match_literal(text: &str, literal: &str) -> PatternMatch {
+    if text.starts_with(literal) {
+        PatternMatch::Whole(literal.len())
+    } else if literal.starts_with(text) {
+        PatternMatch::Partial
+    } else {
+        PatternMatch::No
+    }
+}
+
 fn is_word_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')
 }

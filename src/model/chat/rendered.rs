@@ -87,7 +87,7 @@ impl RenderedPrompt {
         let (mut tokens, mut inserted) = match &self.masked {
             _ if !images.is_empty() => self.tokenize_around_images(vocabulary, marker, images)?,
             Some(masked) => (mask::tokenize(masked, vocabulary), Vec::new()),
-            None => (vocabulary.encode(&self.text, true, true), Vec::new()),
+            None => (vocabulary.encode_prompt(&self.text), Vec::new()),
         };
         // Avoids a second BOS if the template writes it.
         if let Some(bos) = vocabulary.special().bos

@@ -1,5 +1,6 @@
 //! The syntax of a model's answers: the markers of reasoning and text, and the forms of a tool call.
 
+use super::answer::channel;
 use super::family::ModelFamily;
 use super::pattern::{Pattern, Placeholder};
 
@@ -11,7 +12,7 @@ pub struct AnswerSyntax {
     /// Forms of a call. All are parsed; the first is used for required calls.
     pub calls: Vec<CallForm>,
     /// Markers before and after reasoning.
-    pub reasoning_markers: (String, String),
+    pub reasoning_markers: ReasoningMarkers,
     /// Markers around ordinary text; they are not part of the text.
     pub ignored_markers: Vec<String>,
     /// Marker before an answer's text; it is not part of the text.
@@ -20,6 +21,15 @@ pub struct AnswerSyntax {
     pub tool_role: &'static str,
     /// Tokens that end a turn, in addition to the vocabulary's end-of-generation tokens.
     pub end_of_turn: &'static [&'static str],
+}
+
+/// Markers before and after reasoning; empty for none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningMarkers {
+    /// Text that begins reasoning.
+    pub open: String,
+    /// Text that ends it.
+    pub close: String,
 }
 
 /// One form of a tool call.
@@ -103,6 +113,29 @@ impl AnswerSyntax {
         self.calls.iter().any(|form| form.shape == CallShape::Channel)
     }
 
+    /// Returns the text that ends reasoning early. `earlier_ends` is the number of times that this text was used in the
+    /// answer before: in channels, the message after the first end may be reasoning again, a later one may not.
+    #[must_use]
+    pub fn closing_text(&self, earlier_ends: usize) -> String {
+        let close = &self.reasoning_markers.close;
+        if self.is_channels() {
+            let header = if earlier_ends > 0 { channel::FINAL_HEADER } else { "" };
+            format!("{close}{}assistant{header}", channel::START)
+        } else if close.starts_with("</") {
+            format!("\n{close}\n\n")
+        } else {
+            close.clone()
+        }
+    }
+
+    /// Returns the start of the last channel header in an answer, 0 if it has none; `None` if answers are not written in
+    /// channels.
+    #[must_use]
+    pub fn last_channel_start(&self, answer: &[u8]) -> Option<usize> {
+        let marker = channel::CHANNEL.as_bytes();
+        self.is_channels().then(|| answer.windows(marker.len()).rposition(|found| found == marker).unwrap_or(0))
+    }
+
     /// Returns the texts that structure an answer. A control token that is part of a marker belongs to the answer's
     /// text, unlike other control tokens.
     #[must_use]
@@ -122,14 +155,22 @@ impl AnswerSyntax {
                     markers.extend(tags.after_value.split(Placeholder::Key.mark()));
                 }
                 CallShape::Braces { quote } => markers.push(quote),
-                CallShape::Channel => markers.extend(super::answer::CHANNEL_MARKERS),
+                CallShape::Channel => markers.extend(channel::MARKERS),
             }
         }
         if !self.is_channels() {
-            markers.extend([self.reasoning_markers.0.as_str(), self.reasoning_markers.1.as_str()]);
+            markers.extend([self.reasoning_markers.open.as_str(), self.reasoning_markers.close.as_str()]);
         }
         markers.retain(|marker| !marker.is_empty());
         markers
+    }
+}
+
+impl ReasoningMarkers {
+    /// Creates markers of these texts.
+    #[must_use]
+    pub fn new(open: &str, close: &str) -> Self {
+        Self { open: open.to_owned(), close: close.to_owned() }
     }
 }
 

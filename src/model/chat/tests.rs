@@ -275,11 +275,11 @@ fn built_in_templates_render_every_message() {
     assert!(names.len() > 40);
     let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "hello there"}]);
     for name in names {
-        let template = ChatTemplate::from_llama_cpp(&name, "<s>", "</s>").unwrap();
+        let template = ChatTemplate::from_llama_cpp(&name).unwrap();
         let rendered = template.render(&messages, &options()).unwrap();
         assert_eq!(slices(&rendered).last(), Some(&("user", "hello there")), "{name}: {}", rendered.text);
     }
-    assert!(ChatTemplate::from_llama_cpp("nope", "", "").is_err());
+    assert!(ChatTemplate::from_llama_cpp("nope").is_err());
 }
 
 /// Returns a vocabulary in which every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.

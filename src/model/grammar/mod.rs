@@ -13,7 +13,7 @@ mod deadline;
 pub mod gbnf;
 mod mask_worker;
 mod matcher;
-pub(in crate::model) mod schema;
+pub(crate) mod schema;
 mod tokens;
 mod trigger;
 
@@ -112,14 +112,14 @@ pub struct Trigger {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub openings: Vec<String>,
     /// Text at the start of the answer that begins reasoning, such as `<think>`; empty for none.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub reasoning_start: String,
+    #[serde(rename = "reasoning_start", skip_serializing_if = "String::is_empty")]
+    pub reasoning_start_marker: String,
     /// Text that ends reasoning, such as `</think>`, after which an opening counts too; empty for none.
     #[serde(rename = "behind", skip_serializing_if = "String::is_empty")]
-    pub after: String,
+    pub reasoning_end_marker: String,
     /// True if the prompt begins reasoning, so that an opening counts only after its end, not at the start of the answer.
     #[serde(rename = "only_behind", skip_serializing_if = "std::ops::Not::not")]
-    pub only_after: bool,
+    pub starts_in_reasoning: bool,
 }
 
 impl Trigger {

@@ -51,7 +51,7 @@ pub(in crate::model) fn prepare(schema: &Value, strict: bool) -> Value {
 }
 
 /// Returns the schema at a local reference, which is a JSON pointer in a URI fragment.
-pub(in crate::model) fn resolve<'s>(reference: &str, root: &'s Value) -> Option<&'s Value> {
+pub fn resolve<'s>(reference: &str, root: &'s Value) -> Option<&'s Value> {
     let mut parts = reference.strip_prefix('#')?.split('%');
     let mut pointer = parts.next()?.as_bytes().to_vec();
     for part in parts {

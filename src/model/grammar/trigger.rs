@@ -13,7 +13,7 @@ pub(super) struct TriggerMatcher {
     /// Start of each token's text in `text`.
     starts: Vec<usize>,
     /// Position after the first text that ends reasoning.
-    reasoning_end: Option<usize>,
+    reasoning_ended_at: Option<usize>,
     /// Position where an opening may start; `None` if an opening is no longer possible.
     anchor: Option<usize>,
 }
@@ -22,9 +22,9 @@ impl TriggerMatcher {
     pub(super) fn new(mut trigger: Trigger) -> Self {
         trigger.texts.retain(|text| !text.is_empty());
         trigger.openings.retain(|text| !text.is_empty());
-        let longest = trigger.texts.iter().chain([&trigger.after]).map(String::len).max().unwrap_or(0);
+        let longest = trigger.texts.iter().chain([&trigger.reasoning_end_marker]).map(String::len).max().unwrap_or(0);
         let anchor = first_anchor(&trigger);
-        Self { trigger, longest, text: Vec::new(), starts: Vec::new(), reasoning_end: None, anchor }
+        Self { trigger, longest, text: Vec::new(), starts: Vec::new(), reasoning_ended_at: None, anchor }
     }
 
     /// Returns the text that the grammar starts with, if the token completes the trigger. This is the part of `piece`
@@ -33,7 +33,7 @@ impl TriggerMatcher {
         let from = self.text.len().saturating_sub(self.longest.saturating_sub(1));
         let recent = &self.text[from..];
         let window = [recent, piece].concat();
-        if !self.is_reasoning() || ends_within(&window, recent.len(), &self.trigger.after).is_some() {
+        if !self.is_reasoning() || ends_within(&window, recent.len(), &self.trigger.reasoning_end_marker).is_some() {
             if self.trigger.tokens.contains(&token) {
                 return Some(Vec::new());
             }
@@ -64,7 +64,7 @@ impl TriggerMatcher {
         if let Some(&start) = self.starts.get(keep) {
             self.text.truncate(start);
             self.starts.truncate(keep);
-            self.reasoning_end = None;
+            self.reasoning_ended_at = None;
             self.find_reasoning_end(0);
             self.anchor = first_anchor(&self.trigger);
             self.advance_anchor(0);
@@ -73,17 +73,18 @@ impl TriggerMatcher {
 
     /// Returns true if the text ends within reasoning.
     fn is_reasoning(&self) -> bool {
-        let Trigger { reasoning_start, after, only_after, .. } = &self.trigger;
+        let Trigger { reasoning_start_marker, reasoning_end_marker, starts_in_reasoning, .. } = &self.trigger;
         let has_started = || {
-            !reasoning_start.is_empty() && self.text.trim_ascii_start().starts_with(reasoning_start.trim().as_bytes())
+            let marker = reasoning_start_marker.trim().as_bytes();
+            !reasoning_start_marker.is_empty() && self.text.trim_ascii_start().starts_with(marker)
         };
-        !after.is_empty() && self.reasoning_end.is_none() && (*only_after || has_started())
+        !reasoning_end_marker.is_empty() && self.reasoning_ended_at.is_none() && (*starts_in_reasoning || has_started())
     }
 
     /// Finds the end of reasoning in the text from `before` on.
     fn find_reasoning_end(&mut self, before: usize) {
-        if self.reasoning_end.is_none() {
-            self.reasoning_end = ends_within(&self.text, before, &self.trigger.after);
+        if self.reasoning_ended_at.is_none() {
+            self.reasoning_ended_at = ends_within(&self.text, before, &self.trigger.reasoning_end_marker);
         }
     }
 
@@ -92,7 +93,7 @@ impl TriggerMatcher {
         if self.trigger.openings.is_empty() {
             return None;
         }
-        if let Some(end) = ends_within(window, recent, &self.trigger.after) {
+        if let Some(end) = ends_within(window, recent, &self.trigger.reasoning_end_marker) {
             return Some(window[end..].to_vec());
         }
         self.anchor.map(|anchor| [&self.text[anchor..], piece].concat())
@@ -103,7 +104,7 @@ impl TriggerMatcher {
         if self.trigger.openings.is_empty() {
             return;
         }
-        let marker = self.trigger.after.as_bytes();
+        let marker = self.trigger.reasoning_end_marker.as_bytes();
         let from = before.saturating_sub(marker.len().saturating_sub(1));
         if let Some(at) = (!marker.is_empty()).then(|| rfind(&self.text[from..], marker)).flatten() {
             self.anchor = Some(from + at + marker.len());
@@ -116,7 +117,7 @@ impl TriggerMatcher {
 }
 
 fn first_anchor(trigger: &Trigger) -> Option<usize> {
-    (!trigger.only_after && !trigger.openings.is_empty()).then_some(0)
+    (!trigger.starts_in_reasoning && !trigger.openings.is_empty()).then_some(0)
 }
 
 /// Returns the end of `text` in the window if it is after the first `old` bytes.
@@ -156,11 +157,11 @@ mod tests {
 
     #[test]
     fn trigger_does_not_count_within_reasoning() {
-        let trigger = |only_after| Trigger {
+        let trigger = |starts_in_reasoning| Trigger {
             tokens: vec![7],
-            reasoning_start: "<think>".into(),
-            after: "</think>".into(),
-            only_after,
+            reasoning_start_marker: "<think>".into(),
+            reasoning_end_marker: "</think>".into(),
+            starts_in_reasoning,
             ..Trigger::text("<call>")
         };
         let mut opened_by_prompt = TriggerMatcher::new(trigger(true));
@@ -184,9 +185,14 @@ mod tests {
         assert_eq!(without_reasoning.text_after_trigger(7, b"x"), Some(Vec::new()), "it does not start the answer");
     }
 
-    fn opening(only_after: bool) -> TriggerMatcher {
+    fn opening(starts_in_reasoning: bool) -> TriggerMatcher {
         let openings = vec!["{\"name\":\"f\"".into(), "f{".into()];
-        TriggerMatcher::new(Trigger { openings, after: "</think>".into(), only_after, ..Trigger::default() })
+        TriggerMatcher::new(Trigger {
+            openings,
+            reasoning_end_marker: "</think>".into(),
+            starts_in_reasoning,
+            ..Trigger::default()
+        })
     }
 
     /// Returns the text that the grammar starts with, and the number of pieces before it.

@@ -133,7 +133,7 @@ mod tests {
             (CacheType::Q5_0, 22, 1),
             (CacheType::Q5_1, 24, 2),
         ] {
-            let (size, of_block) = crate::model::llama::ffi::types::type_layout(kind.to_llama().into()).unwrap();
+            let (size, of_block) = crate::model::llama::ffi::model_info::type_layout(kind.to_llama().into()).unwrap();
             assert_eq!((of_block, size == 32), (block, kind.is_quantized()), "{kind}");
             let valid = vec![0x55; 4 * block as usize];
             assert!(kind.has_valid_numbers(&valid), "{kind}");

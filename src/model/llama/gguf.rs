@@ -5,7 +5,7 @@
 
 mod header_reader;
 
-use super::ffi::types;
+use super::ffi::model_info;
 use header_reader::HeaderReader;
 use std::collections::HashMap;
 use std::fs::File;
@@ -119,7 +119,7 @@ impl GgufHeader {
     #[must_use]
     pub fn file_type(&self) -> String {
         let number = self.integer("general.file_type").and_then(|number| u32::try_from(number).ok());
-        number.map(types::file_type_name).unwrap_or_default()
+        number.map(model_info::file_type_name).unwrap_or_default()
     }
 
     /// Checks that the heads have enough values for the rotary dimensions. llama.cpp does not check this and aborts at

@@ -97,7 +97,7 @@ impl Images {
             min_tokens: limit(options.min_tokens),
             max_tokens: limit(options.max_tokens),
         };
-        let projector = Projector::load(&file, llama, &params).map_err(|lines| error(reason::reason(&lines)))?;
+        let projector = Projector::load(&file, llama, &params).map_err(|lines| error(reason::from_log(&lines)))?;
         if !projector.has_vision() {
             return Err(error("it has no image encoder; sound is not supported".into()));
         }

@@ -38,7 +38,7 @@ pub enum AttentionWindow {
 
 impl AttentionWindow {
     fn new(model: &LlamaModel, architecture: &str) -> Self {
-        match ffi::memory::window(model) {
+        match ffi::model_info::window(model) {
             0 => Self::None,
             width if architecture == "llama4" => Self::Chunked(width),
             width => Self::Sliding(width),

@@ -21,6 +21,7 @@ mod images;
 mod layer_set;
 mod lens;
 mod memory;
+mod model_file;
 mod numa;
 mod options;
 mod probe;
@@ -70,8 +71,7 @@ pub use weights::WeightFile;
 use super::grammar::GrammarCompiler;
 use super::{ModelError, Vocabulary};
 use llama_cpp_2::model::LlamaModel;
-use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt;
+use model_file::ModelFile;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -153,59 +153,33 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let _use = LlamaUse::begin();
         let progress = move |done| progress(done) && !usage::is_ending();
-        let display_path = path.display().to_string();
         backend()?;
-        let load_error = |reason| ModelError::Load { path: display_path.clone(), reason };
-        let file =
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path contains a NUL byte".into()))?;
-        let header = GgufHeader::read(path).map_err(|error| match error {
-            gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
-            other => load_error(other.to_string()),
-        })?;
-        header.check_rotary_dimensions().map_err(load_error)?;
-        devices::check_context(options, &header)?;
-        let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
-        let others = devices::other_split_files(path, &header);
+        let file = ModelFile::open(path)?;
+        let header = &file.header;
+        header.check_rotary_dimensions().map_err(|reason| file.load_error(reason))?;
+        devices::check_context(options, header)?;
+        let others = devices::other_split_files(path, header);
         let files = std::iter::once(path).chain(others.iter().map(PathBuf::as_path));
-        let weights = files.map(WeightFile::new).collect::<Result<_, _>>().map_err(unreadable)?;
-        let (load_params, placement) = devices::load_params(options, &header, path)?;
-        options.tuning.prepare();
-        let failed = |lines: Vec<String>| match reason::reason(&lines) {
+        let weights = files.map(WeightFile::new).collect::<Result<_, _>>().map_err(|source| file.unreadable(source))?;
+        let (load_params, placement) = devices::load_params(options, header, path)?;
+        options.tuning.init_numa();
+        let failed = |lines: Vec<String>| match reason::from_log(&lines) {
             reason if reason.contains(INVALID_PATTERN) => PlacementError::Pattern { reason }.into(),
-            reason if reason.contains(OUT_OF_MEMORY) => ModelError::NoMemory { path: display_path.clone(), reason },
-            reason => load_error(reason),
+            reason if reason.contains(OUT_OF_MEMORY) => file.no_memory(reason),
+            reason => file.load_error(reason),
         };
-        let mut llama = ffi::loading::load(&file, &load_params, progress).map_err(failed)?;
-        let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
-        if architecture == "t5" {
-            return Err(load_error("encoder-decoder models, such as T5, are not supported".into()));
+        let mut llama = ffi::loading::load(&file.c_path, &load_params, progress).map_err(failed)?;
+        if architecture(&llama) == "t5" {
+            return Err(file.load_error("encoder-decoder models, such as T5, are not supported".into()));
         }
         let adapters = Adapters::load(&mut llama, &options.adapters)?;
         let llama = Arc::new(llama);
-        let (tokenizer_id, tokenizer) = tokenizer::check(&llama).map_err(load_error)?;
+        let tokenizer = tokenizer::check(&llama).map_err(|reason| file.load_error(reason))?;
         let vocabulary = Arc::new(tokenizer::read_vocabulary(&llama));
-        let card = ModelCard {
-            name: options.name.clone().unwrap_or_else(|| file_stem(path)),
-            generates: encoder::generates(&llama, &architecture),
-            architecture,
-            parameters: llama.n_params(),
-            size_bytes: llama.size(),
-            context_train: llama.n_ctx_train(),
-            vocabulary: vocabulary.len(),
-            layers: llama.n_layer(),
-            heads: llama.n_head(),
-            kv_heads: llama.n_head_kv(),
-            rope_base: options.tuning.rope.base.or_else(|| parameter(&llama, "rope.freq_base")),
-            window: Some(ffi::memory::window(&llama)).filter(|&width| width > 0),
-            embedding: llama.n_embd().unsigned_abs(),
-            file_type: ffi::loading::file_type(&llama),
-            tokenizer,
-            tokenizer_id,
-            chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
-        };
+        let name = options.name.clone().unwrap_or_else(|| file_stem(path));
+        let card = ModelCard::read(name, &llama, vocabulary.len(), tokenizer, options.tuning.rope.base);
         let adapters = adapters.with_control_vectors(&options.control, &card)?;
-        let fingerprint = fingerprint::hash_file(path)
-            .map_err(|source| ModelError::Unreadable { path: path.display().to_string(), source })?;
+        let fingerprint = fingerprint::hash_file(path).map_err(|source| file.unreadable(source))?;
         let settings = fingerprint::hash_text(&options.tuning.result_settings());
         let fingerprint = fingerprint ^ settings;
         let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary)));
@@ -296,10 +270,47 @@ impl Model {
     }
 }
 
+impl ModelCard {
+    /// Reads the data of a loaded model. `tokenizer` is the number and the name of its type; `rope_base` replaces the
+    /// file's value.
+    fn read(
+        name: String,
+        llama: &LlamaModel,
+        vocabulary: usize,
+        (tokenizer_id, tokenizer): (u32, &'static str),
+        rope_base: Option<f32>,
+    ) -> Self {
+        let architecture = architecture(llama);
+        Self {
+            name,
+            generates: encoder::generates(llama, &architecture),
+            parameters: llama.n_params(),
+            size_bytes: llama.size(),
+            context_train: llama.n_ctx_train(),
+            vocabulary,
+            layers: llama.n_layer(),
+            heads: llama.n_head(),
+            kv_heads: llama.n_head_kv(),
+            rope_base: rope_base.or_else(|| parameter(llama, "rope.freq_base")),
+            window: Some(ffi::model_info::window(llama)).filter(|&width| width > 0),
+            embedding: llama.n_embd().unsigned_abs(),
+            file_type: ffi::model_info::file_type(llama),
+            tokenizer,
+            tokenizer_id,
+            chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
+            architecture,
+        }
+    }
+}
+
+/// Returns `general.architecture`.
+fn architecture(llama: &LlamaModel) -> String {
+    llama.meta_val_str("general.architecture").unwrap_or_default()
+}
+
 /// Parses a numeric metadata value, e.g. `rope.freq_base`.
 fn parameter<T: std::str::FromStr>(llama: &LlamaModel, key: &str) -> Option<T> {
-    let architecture = llama.meta_val_str("general.architecture").ok()?;
-    llama.meta_val_str(&format!("{architecture}.{key}")).ok()?.parse().ok()
+    llama.meta_val_str(&format!("{}.{key}", architecture(llama))).ok()?.parse().ok()
 }
 
 fn file_stem(path: &Path) -> String {

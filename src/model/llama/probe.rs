@@ -1,11 +1,10 @@
 //! A probe of a model file: the whole load by llama.cpp, except reading the weights.
 
 use super::ffi::loading::{self, LoadParams};
-use super::{GgufHeader, ModelError, backend, gguf, reason, tokenizer};
+use super::model_file::ModelFile;
+use super::{ModelError, backend, reason, tokenizer};
 use llama_cpp_2::context::params::LlamaContextParams;
-use std::ffi::CString;
 use std::num::NonZeroU32;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,21 +20,15 @@ const TEXT: &str = "Hello, world!  1234 it's\t\r\n\u{1} naïve Ωμέγα 日本
 /// # Errors
 /// [`ModelError::Unreadable`], [`ModelError::Load`] and [`ModelError::Context`].
 pub fn probe(path: &Path) -> Result<(), ModelError> {
-    let display_path = path.display().to_string();
-    let load_error = |reason| ModelError::Load { path: display_path.clone(), reason };
-    let file =
-        CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path contains a NUL byte".into()))?;
-    GgufHeader::read(path).map_err(|error| match error {
-        gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
-        other => load_error(other.to_string()),
-    })?;
+    let file = ModelFile::open(path)?;
     let backend = backend()?;
     let loading = LoadParams { no_alloc: true, ..LoadParams::default() };
-    let model = loading::load(&file, &loading, |_| true).map_err(|lines| load_error(reason::reason(&lines)))?;
-    tokenizer::check(&model).map_err(load_error)?;
+    let model =
+        loading::load(&file.c_path, &loading, |_| true).map_err(|lines| file.load_error(reason::from_log(&lines)))?;
+    tokenizer::check(&model).map_err(|reason| file.load_error(reason))?;
     let model = Arc::new(model);
     // An invalid table of the tokenizer ends the process only when a text is tokenized.
-    let _tokens = tokenizer::read_vocabulary(&model).encode(TEXT, true, true);
+    let _tokens = tokenizer::read_vocabulary(&model).encode_prompt(TEXT);
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(TOKENS))
         .with_n_batch(TOKENS)

@@ -4,7 +4,7 @@
 const UNINFORMATIVE: &[&str] = &["failed to load model", "error loading model", "failed to read key-value pairs"];
 
 /// Extracts the reason from the error lines of a load.
-pub fn reason(lines: &[String]) -> String {
+pub fn from_log(lines: &[String]) -> String {
     let messages: Vec<&str> = lines.iter().map(|line| without_function(line)).filter(|line| !line.is_empty()).collect();
     let informative: Vec<&str> = messages
         .iter()
@@ -27,11 +27,11 @@ fn without_function(line: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::reason;
+    use super::from_log;
 
     #[test]
     fn informative_line_is_the_reason() {
-        let lines = |lines: &[&str]| reason(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
+        let lines = |lines: &[&str]| from_log(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
         assert_eq!(
             lines(&[
                 "llama_model_load: error loading model: missing tensor 'output.weight'",

@@ -49,15 +49,15 @@ impl RerankTemplate {
     /// again with each pair.
     #[must_use]
     pub fn pair_tokenizer<'a>(&'a self, vocabulary: &'a Vocabulary, query: &'a str) -> PairTokenizer<'a> {
-        let query_tokens = vocabulary.encode(query, false, false);
+        let query_tokens = vocabulary.encode_plain(query);
         let format = match self {
             Self::Frame { before, between, after } => {
                 PairFormat::Frame { start: [before.as_slice(), &query_tokens, between].concat(), end: after }
             }
             Self::Template(template) => {
-                let is_query_plain = vocabulary.encode(query, false, true) == query_tokens;
+                let is_query_plain = vocabulary.encode_markup(query) == query_tokens;
                 let tokens = |part: &TemplatePart<'_>| match part {
-                    TemplatePart::Text(text) => vocabulary.encode(text, false, true),
+                    TemplatePart::Text(text) => vocabulary.encode_markup(text),
                     TemplatePart::Query => query_tokens.clone(),
                     TemplatePart::Document => Vec::new(),
                 };
@@ -101,14 +101,14 @@ impl PairTokenizer<'_> {
     pub fn encode(&self, document: &str) -> Vec<TokenId> {
         match &self.format {
             PairFormat::Frame { start, end } => {
-                [start.as_slice(), &self.vocabulary.encode(document, false, false), end].concat()
+                [start.as_slice(), &self.vocabulary.encode_plain(document), end].concat()
             }
             PairFormat::Template { query, is_query_plain, parts } => {
-                let document_tokens = self.vocabulary.encode(document, false, false);
-                if *is_query_plain && self.vocabulary.encode(document, false, true) == document_tokens {
+                let document_tokens = self.vocabulary.encode_plain(document);
+                if *is_query_plain && self.vocabulary.encode_markup(document) == document_tokens {
                     // Tokenized as one text, because tokens may span the insertion points.
                     let text: String = parts.iter().map(|(part, _)| part.text(query, document)).collect();
-                    return self.vocabulary.encode(&text, false, true);
+                    return self.vocabulary.encode_markup(&text);
                 }
                 let tokens = parts.iter().map(|(part, tokens)| match part {
                     TemplatePart::Document => &document_tokens,

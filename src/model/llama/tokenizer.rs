@@ -31,7 +31,7 @@ const MIN_STACK_BYTES: usize = 512 << 10;
 /// # Errors
 /// llama.cpp would abort the process at the first text. Returns the reason.
 pub fn check(llama: &LlamaModel) -> Result<(u32, &'static str), String> {
-    let number = ffi::loading::vocab_type(llama);
+    let number = ffi::model_info::tokenizer_type(llama);
     let kind = TOKENIZERS.get(number as usize).copied().unwrap_or("unknown");
     match kind {
         "none" => {
@@ -84,7 +84,7 @@ fn tokenize(llama: &LlamaModel, text: &str, add_special: bool, parse_special: bo
         let tokens = llama.vocab().tokenize(text.as_bytes(), add_special, parse_special);
         tokens.into_iter().map(|token| token.0).collect()
     };
-    if text.len() <= MAX_DIRECT_BYTES || ffi::loading::vocab_type(llama) != BPE {
+    if text.len() <= MAX_DIRECT_BYTES || ffi::model_info::tokenizer_type(llama) != BPE {
         return encode(text, add_special);
     }
     let encode_parts = |max_bytes| match split(text, max_bytes).as_slice() {

@@ -107,7 +107,7 @@ impl Tuning {
     }
 
     /// Configures NUMA in llama.cpp. Only the first call of a process has an effect.
-    pub(super) fn prepare(&self) {
+    pub(super) fn init_numa(&self) {
         if let Some(numa) = self.numa {
             ffi::threads::init_numa(numa);
         }

@@ -31,7 +31,7 @@ impl Breakers {
                     let within = piece.len() - at;
                     if within < text.len() && piece[at..] == text[..within] {
                         let tail = tails.entry(within).or_insert_with(|| {
-                            let mut tail = vocabulary.encode(&String::from_utf8_lossy(&text[within..]), false, false);
+                            let mut tail = vocabulary.encode_plain(&String::from_utf8_lossy(&text[within..]));
                             tail.truncate(MAX_TAIL);
                             tail
                         });

@@ -3,8 +3,9 @@
 use super::json::{ByteEffect, NotJson, Scanner};
 use super::member_list::MemberListParser;
 use super::object::ObjectParser;
+use super::output::AnswerOutput;
 use super::tagged::TaggedParser;
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end};
+use super::{AnswerFormat, TextEnd};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
 use crate::model::chat::syntax::{CallForm, CallShape};
 use serde_json::Value;
@@ -47,14 +48,14 @@ pub(super) fn parse_name<'t>(
     pattern: &Pattern,
     text: &'t str,
     from: usize,
-    answer_end: bool,
+    text_end: TextEnd,
 ) -> PartialMatch<(&'t str, usize)> {
     let rest = &text[from..];
     let run = rest.bytes().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len());
     if run == 0 || run > MAX_NAME {
-        return if rest.is_empty() && !answer_end { PartialMatch::More } else { PartialMatch::No };
+        return if rest.is_empty() && !text_end.is_final() { PartialMatch::More } else { PartialMatch::No };
     }
-    if run == rest.len() && !answer_end {
+    if run == rest.len() && !text_end.is_final() {
         return PartialMatch::More;
     }
     // The pattern may start with a byte that is also valid in names, like Kimi's `:0`.
@@ -62,7 +63,7 @@ pub(super) fn parse_name<'t>(
         match pattern.match_whole(&rest[len..]) {
             PatternMatch::Whole(_) if pattern.is_blank() && len < run => break,
             PatternMatch::Whole(end) => return PartialMatch::Found((&rest[..len], from + len + end)),
-            PatternMatch::Partial if !answer_end => return PartialMatch::More,
+            PatternMatch::Partial if !text_end.is_final() => return PartialMatch::More,
             _ => {}
         }
     }
@@ -74,8 +75,6 @@ pub(super) fn parse_name<'t>(
 pub(super) struct CallParser {
     /// Start of the call.
     from: usize,
-    /// End of the parsed text.
-    at: usize,
     /// True if no marker precedes the call.
     bare: bool,
     /// True if the name of the function was sent.
@@ -97,20 +96,22 @@ enum Kind {
 struct Arguments {
     scanner: Scanner,
     from: usize,
+    /// End of the parsed text.
+    at: usize,
 }
 
 impl CallParser {
     /// Creates a parser for a call of this form that starts at `at` with `rest`.
     pub(super) fn new(form: &CallForm, at: usize, rest: &str, bare: bool) -> Self {
         let kind = match &form.shape {
-            _ if rest.starts_with('{') => Kind::Json(ObjectParser::new(&form.shape)),
+            _ if rest.starts_with('{') => Kind::Json(ObjectParser::new(&form.shape, at, bare)),
             CallShape::Named { .. } => Kind::Named(None),
             CallShape::Tagged(_) => Kind::Tagged(TaggedParser::new(at)),
             CallShape::Braces { quote } => Kind::MemberList(MemberListParser::braces(at, quote)),
             CallShape::Python => Kind::MemberList(MemberListParser::python(at)),
             CallShape::Json(_) | CallShape::Code | CallShape::Channel => Kind::Code,
         };
-        Self { from: at, at, bare, sent: false, kind }
+        Self { from: at, bare, sent: false, kind }
     }
 
     /// Returns true if text without a marker may start with a call of this form.
@@ -127,43 +128,50 @@ impl CallParser {
         self.sent
     }
 
-    /// Continues parsing in `text`. Adds the changes of the message to `deltas`, and returns the progress of the call.
+    /// Continues parsing in `text`. Adds the changes of the message to `output`, and returns the progress of the call.
     pub(super) fn parse(
         &mut self,
-        (answer_format, form): (&AnswerFormat, &CallForm),
+        answer_format: &AnswerFormat,
+        form: &CallForm,
         text: &str,
-        answer_end: Option<EndOfAnswer>,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
+        text_end: TextEnd,
+        output: &mut AnswerOutput,
     ) -> CallProgress {
-        let progress = match &mut self.kind {
-            Kind::Json(object) => {
-                object.parse(answer_format, text, &mut self.at, self.bare, &mut self.sent, deltas, message)
-            }
-            Kind::Named(None) => {
-                match self.parse_name_and_arguments_start(answer_format, form, text, answer_end.is_some()) {
-                    PartialMatch::More => CallProgress::More,
-                    PartialMatch::No => CallProgress::Failed(self.from),
-                    PartialMatch::Found((name, brace)) => {
-                        emit_call(deltas, message, name);
-                        self.sent = true;
-                        self.at = brace;
-                        self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
-                        return self.parse((answer_format, form), text, answer_end, deltas, message);
-                    }
-                }
-            }
-            Kind::Named(Some(arguments)) => arguments.parse(text, &mut self.at, deltas, message),
-            Kind::Tagged(tagged) => {
-                tagged.parse((answer_format, form), text, answer_end, &mut self.sent, deltas, message)
-            }
-            Kind::MemberList(members) => members.parse(text, answer_end.is_some(), &mut self.sent, deltas, message),
-            Kind::Code => parse_code(answer_format, text, self.from, answer_end, &mut self.sent, deltas, message),
-        };
-        match (progress, answer_end) {
-            (CallProgress::More, Some(answer_end)) if answer_end.cut && self.sent => CallProgress::Done(text.len()),
-            (CallProgress::More, Some(_)) => CallProgress::Failed(text.len()),
+        let calls = output.message.calls.len();
+        let progress = self.parse_kind(answer_format, form, text, text_end, output);
+        self.sent |= output.message.calls.len() > calls;
+        match (progress, text_end) {
+            (CallProgress::More, TextEnd::Cut) if self.sent => CallProgress::Done(text.len()),
+            (CallProgress::More, TextEnd::Complete | TextEnd::Cut) => CallProgress::Failed(text.len()),
             _ => progress,
+        }
+    }
+
+    fn parse_kind(
+        &mut self,
+        answer_format: &AnswerFormat,
+        form: &CallForm,
+        text: &str,
+        text_end: TextEnd,
+        output: &mut AnswerOutput,
+    ) -> CallProgress {
+        match &mut self.kind {
+            Kind::Json(object) => object.parse(answer_format, text, output),
+            Kind::Named(None) => match self.parse_name_and_arguments_start(answer_format, form, text, text_end) {
+                PartialMatch::More => CallProgress::More,
+                PartialMatch::No => CallProgress::Failed(self.from),
+                PartialMatch::Found((name, brace)) => {
+                    output.begin_call(name);
+                    let mut arguments = Arguments { scanner: Scanner::new(), from: brace, at: brace };
+                    let progress = arguments.parse(text, output);
+                    self.kind = Kind::Named(Some(arguments));
+                    progress
+                }
+            },
+            Kind::Named(Some(arguments)) => arguments.parse(text, output),
+            Kind::Tagged(tagged) => tagged.parse(answer_format, form, text, text_end, output),
+            Kind::MemberList(members) => members.parse(text, text_end, output),
+            Kind::Code => parse_code(answer_format, text, self.from, text_end, output),
         }
     }
 
@@ -173,13 +181,13 @@ impl CallParser {
         answer_format: &AnswerFormat,
         form: &CallForm,
         text: &'t str,
-        answer_end: bool,
+        text_end: TextEnd,
     ) -> PartialMatch<(&'t str, usize)> {
         let CallShape::Named { middle } = &form.shape else { return PartialMatch::No };
         if self.bare && !starts_with_bare_name(answer_format, &text[self.from..]) {
             return PartialMatch::No;
         }
-        match parse_name(middle, text, self.from, answer_end) {
+        match parse_name(middle, text, self.from, text_end) {
             PartialMatch::Found((name, end)) => {
                 let brace = skip_space(text, end);
                 match text.as_bytes().get(brace) {
@@ -196,31 +204,25 @@ impl CallParser {
 }
 
 impl Arguments {
-    /// Parses arguments from the byte `at` on.
-    fn parse(
-        &mut self,
-        text: &str,
-        at: &mut usize,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
-    ) -> CallProgress {
-        let sent = *at;
-        for byte in text[*at..].bytes() {
+    /// Parses the next part of the arguments.
+    fn parse(&mut self, text: &str, output: &mut AnswerOutput) -> CallProgress {
+        let sent = self.at;
+        for byte in text[sent..].bytes() {
             match self.scanner.push(byte) {
-                Err(NotJson) => return CallProgress::Failed(*at),
+                Err(NotJson) => return CallProgress::Failed(self.at),
                 Ok(ByteEffect::End) => {
-                    *at += 1;
-                    if serde_json::from_str::<Value>(&text[self.from..*at]).is_err() {
-                        return CallProgress::Failed(*at);
+                    self.at += 1;
+                    if serde_json::from_str::<Value>(&text[self.from..self.at]).is_err() {
+                        return CallProgress::Failed(self.at);
                     }
-                    emit_arguments(deltas, message, &text[sent..*at]);
-                    emit_call_end(deltas, message);
-                    return CallProgress::Done(*at);
+                    output.push_arguments(&text[sent..self.at]);
+                    output.end_call();
+                    return CallProgress::Done(self.at);
                 }
-                Ok(_) => *at += 1,
+                Ok(_) => self.at += 1,
             }
         }
-        emit_arguments(deltas, message, &text[sent..*at]);
+        output.push_arguments(&text[sent..self.at]);
         CallProgress::More
     }
 }
@@ -242,12 +244,12 @@ fn parse_code(
     answer_format: &AnswerFormat,
     text: &str,
     from: usize,
-    answer_end: Option<EndOfAnswer>,
-    sent: &mut bool,
-    deltas: &mut Vec<AnswerDelta>,
-    message: &mut AnswerMessage,
+    text_end: TextEnd,
+    output: &mut AnswerOutput,
 ) -> CallProgress {
-    let Some(answer_end) = answer_end else { return CallProgress::More };
+    if !text_end.is_final() {
+        return CallProgress::More;
+    }
     let written = &text[from..];
     let call = parse_builtin_call(written.trim())
         .filter(|(name, _)| answer_format.tools.iter().any(|tool| tool.name == *name));
@@ -256,11 +258,10 @@ fn parse_code(
         Some((tool.name.clone(), serde_json::json!({ "code": written }).to_string()))
     });
     match call {
-        Some((name, arguments)) if !answer_end.cut => {
-            emit_call(deltas, message, &name);
-            *sent = true;
-            emit_arguments(deltas, message, &arguments);
-            emit_call_end(deltas, message);
+        Some((name, arguments)) if text_end == TextEnd::Complete => {
+            output.begin_call(&name);
+            output.push_arguments(&arguments);
+            output.end_call();
             CallProgress::Done(text.len())
         }
         _ => CallProgress::Failed(text.len()),

@@ -2,20 +2,21 @@
 //! recipient is a tool call.
 
 use super::json::{ByteEffect, NotJson, Scanner};
-use super::{
-    AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end, emit_content,
-    emit_reasoning, len_before_partial_marker, retract_calls,
-};
+use super::output::AnswerOutput;
+use super::{AnswerFormat, TextEnd, len_before_partial_marker};
 use serde_json::Value;
 use std::ops::Range;
 
-const START: &str = "<|start|>";
-const CHANNEL: &str = "<|channel|>";
+pub(in crate::model::chat) const START: &str = "<|start|>";
+pub(in crate::model::chat) const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const END: &str = "<|end|>";
 const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
 const CONSTRAIN: &str = "<|constrain|>";
+
+/// The header of the final message.
+pub(in crate::model::chat) const FINAL_HEADER: &str = "<|channel|>final<|message|>";
 
 /// All markers.
 pub(in crate::model::chat) const MARKERS: [&str; 7] = [START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN];
@@ -62,15 +63,14 @@ impl ChannelParser {
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
-        answer_end: Option<EndOfAnswer>,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
+        text_end: TextEnd,
+        output: &mut AnswerOutput,
     ) {
         loop {
             let has_changed = if self.body.is_some() {
-                self.parse_body(text, answer_end, deltas, message)
+                self.parse_body(text, text_end, output)
             } else {
-                self.parse_header(answer_format, text, answer_end, deltas, message)
+                self.parse_header(answer_format, text, text_end, output)
             };
             if !has_changed {
                 return;
@@ -88,15 +88,14 @@ impl ChannelParser {
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
-        answer_end: Option<EndOfAnswer>,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
+        text_end: TextEnd,
+        output: &mut AnswerOutput,
     ) -> bool {
         let rest = &text[self.at..];
         if rest.is_empty() {
             return false;
         }
-        let begins = |marker: &str| rest.starts_with(marker) || (answer_end.is_none() && marker.starts_with(rest));
+        let begins = |marker: &str| rest.starts_with(marker) || (!text_end.is_final() && marker.starts_with(rest));
         // The prompt contains the start of the first message's header.
         let continues = self.at == 0 && begins(RECIPIENT);
         if !begins(START) && !begins(CHANNEL) && !continues {
@@ -105,14 +104,14 @@ impl ChannelParser {
             return true;
         }
         let Some(len) = rest.find(MESSAGE).filter(|&len| len <= MAX_HEADER) else {
-            if answer_end.is_none() && rest.len() <= MAX_HEADER + MESSAGE.len() {
+            if !text_end.is_final() && rest.len() <= MAX_HEADER + MESSAGE.len() {
                 return false;
             }
             let markers = [START, CHANNEL, RECIPIENT];
             let marker = markers.into_iter().find(|marker| rest.starts_with(marker)).unwrap_or_default();
             let from = self.at;
             self.at += marker.len().min(rest.len());
-            emit_content(deltas, message, &text[from..self.at]);
+            output.push_content(&text[from..self.at]);
             self.body = Some(Body { header: from, kind: Kind::Text });
             return true;
         };
@@ -124,9 +123,9 @@ impl ChannelParser {
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
         let parses_calls = !answer_format.tools.is_empty();
         let kind = match recipient {
-            Some(_) if parses_calls && answer_format.single && !message.calls.is_empty() => Kind::Suppressed,
+            Some(_) if parses_calls && answer_format.single && !output.message.calls.is_empty() => Kind::Suppressed,
             Some(name) if parses_calls => {
-                emit_call(deltas, message, name);
+                output.begin_call(name);
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
@@ -135,7 +134,10 @@ impl ChannelParser {
                 Kind::Text
             }
             None if channel.starts_with("analysis") && answer_format.separates_reasoning => {
-                separate(&message.reasoning.clone(), |gap| emit_reasoning(deltas, message, gap));
+                // A blank line separates the messages of one channel.
+                if !output.message.reasoning.is_empty() {
+                    output.push_reasoning("\n\n");
+                }
                 Kind::Reasoning
             }
             None if channel.starts_with("analysis") => {
@@ -143,7 +145,9 @@ impl ChannelParser {
                 Kind::Text
             }
             None => {
-                separate(&message.content.clone(), |gap| emit_content(deltas, message, gap));
+                if !output.message.content.is_empty() {
+                    output.push_content("\n\n");
+                }
                 Kind::Text
             }
         };
@@ -151,52 +155,46 @@ impl ChannelParser {
         self.at = from;
         if from == header_from {
             let shown = &text[header_from..header_from + len + MESSAGE.len()];
-            emit_content(deltas, message, shown);
+            output.push_content(shown);
             self.at = header_from + shown.len();
         }
         self.body = Some(Body { header: header_from, kind });
         true
     }
 
-    fn parse_body(
-        &mut self,
-        text: &str,
-        answer_end: Option<EndOfAnswer>,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
-    ) -> bool {
+    fn parse_body(&mut self, text: &str, text_end: TextEnd, output: &mut AnswerOutput) -> bool {
         let Some(body) = &mut self.body else { return false };
         let rest = &text[self.at..];
         let end = ENDS.iter().filter_map(|marker| rest.find(marker).map(|at| (at, *marker))).min();
         let upto = match end {
             Some((at, _)) => at,
-            None if answer_end.is_some() => rest.len(),
+            None if text_end.is_final() => rest.len(),
             None => len_before_partial_marker(rest, &ENDS),
         };
         let part = &rest[..upto];
         let mut retracted = false;
         match &mut body.kind {
-            Kind::Reasoning => emit_reasoning(deltas, message, part),
-            Kind::Text => emit_content(deltas, message, part),
+            Kind::Reasoning => output.push_reasoning(part),
+            Kind::Text => output.push_content(part),
             Kind::Suppressed => {}
-            Kind::Call { scanner, complete } => retracted = !parse_arguments(scanner, complete, part, deltas, message),
+            Kind::Call { scanner, complete } => retracted = !parse_arguments(scanner, complete, part, output),
         }
         self.at += upto;
-        let ended = end.is_some() || answer_end.is_some();
+        let ended = end.is_some() || text_end.is_final();
         if ended
             && !retracted
             && let Kind::Call { complete, .. } = &body.kind
         {
-            let arguments = message.calls.last().map_or("", |call| call.arguments.as_str());
-            let cut = answer_end.is_some_and(|answer_end| answer_end.cut) && end.is_none();
+            let arguments = output.message.calls.last().map_or("", |call| call.arguments.as_str());
+            let cut = text_end == TextEnd::Cut && end.is_none();
             retracted = if *complete { serde_json::from_str::<Value>(arguments).is_err() } else { !cut };
             if *complete && !retracted {
-                emit_call_end(deltas, message);
+                output.end_call();
             }
         }
         if retracted {
-            retract_calls(deltas, message, 1);
-            emit_content(deltas, message, &text[body.header..self.at]);
+            output.retract_call();
+            output.push_content(&text[body.header..self.at]);
             body.kind = Kind::Text;
             return true;
         }
@@ -215,16 +213,10 @@ impl ChannelParser {
 }
 
 /// Parses the next part of the arguments; returns false if they cannot become a JSON object.
-fn parse_arguments(
-    scanner: &mut Scanner,
-    complete: &mut bool,
-    part: &str,
-    deltas: &mut Vec<AnswerDelta>,
-    message: &mut AnswerMessage,
-) -> bool {
+fn parse_arguments(scanner: &mut Scanner, complete: &mut bool, part: &str, output: &mut AnswerOutput) -> bool {
     let mut begin = 0;
     for (at, byte) in part.bytes().enumerate() {
-        if *complete || (message.calls.last().is_some_and(|call| call.arguments.is_empty()) && begin == at) {
+        if *complete || (output.message.calls.last().is_some_and(|call| call.arguments.is_empty()) && begin == at) {
             if byte.is_ascii_whitespace() {
                 begin = if *complete { begin } else { at + 1 };
                 continue;
@@ -237,20 +229,13 @@ fn parse_arguments(
             Err(NotJson) => return false,
             Ok(ByteEffect::End) => {
                 *complete = true;
-                emit_arguments(deltas, message, &part[begin..=at]);
+                output.push_arguments(&part[begin..=at]);
             }
             Ok(_) => {}
         }
     }
     if !*complete {
-        emit_arguments(deltas, message, &part[begin..]);
+        output.push_arguments(&part[begin..]);
     }
     true
-}
-
-/// Separates the messages of one channel with a blank line.
-fn separate(before: &str, emit: impl FnOnce(&str)) {
-    if !before.is_empty() {
-        emit("\n\n");
-    }
 }

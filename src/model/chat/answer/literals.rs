@@ -1,28 +1,9 @@
 //! Values written as JSON, as Python literals, or with keys and strings in other quotes.
 
-use super::{AnswerDelta, AnswerMessage, emit_arguments, emit_call_end};
 use serde_json::{Map, Value};
 
 /// Maximum nesting, equal to `serde_json`'s.
 const MAX_DEPTH: usize = 127;
-
-/// Emits a member of the arguments; `count` members precede it.
-pub(super) fn emit_member(
-    count: usize,
-    key: &str,
-    value: &Value,
-    deltas: &mut Vec<AnswerDelta>,
-    message: &mut AnswerMessage,
-) {
-    let before = if count == 0 { "{" } else { ", " };
-    emit_arguments(deltas, message, &format!("{before}{}: {value}", Value::from(key)));
-}
-
-/// Emits the end of arguments with this number of members.
-pub(super) fn emit_end(count: usize, deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
-    emit_arguments(deltas, message, if count == 0 { "{}" } else { "}" });
-    emit_call_end(deltas, message);
-}
 
 /// Parses a whole text as JSON, or as a Python literal other than a string.
 pub(super) fn parse(text: &str) -> Option<Value> {

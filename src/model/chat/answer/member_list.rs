@@ -2,9 +2,9 @@
 //! `name(key=value)`. A member is sent when it is complete.
 
 use super::call::{CallProgress, PartialMatch, parse_name, skip_space};
-use super::literals::{self, emit_end, emit_member};
-use super::{AnswerDelta, AnswerMessage, Match, emit_call, match_literal};
-use crate::model::chat::pattern::Pattern;
+use super::output::AnswerOutput;
+use super::{TextEnd, literals};
+use crate::model::chat::pattern::{Pattern, PatternMatch, match_literal};
 
 /// Maximum nesting.
 const MAX_DEPTH: usize = 127;
@@ -71,20 +71,13 @@ impl MemberListParser {
         }
     }
 
-    pub(super) fn parse(
-        &mut self,
-        text: &str,
-        answer_end: bool,
-        sent: &mut bool,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
-    ) -> CallProgress {
+    pub(super) fn parse(&mut self, text: &str, text_end: TextEnd, output: &mut AnswerOutput) -> CallProgress {
         if !self.named {
             let pattern = Pattern::new(&self.open.to_string());
-            match parse_name(&pattern, text, self.at, answer_end) {
+            match parse_name(&pattern, text, self.at, text_end) {
                 PartialMatch::Found((name, end)) => {
-                    emit_call(deltas, message, name);
-                    (*sent, self.named) = (true, true);
+                    output.begin_call(name);
+                    self.named = true;
                     (self.at, self.from) = (end, end);
                 }
                 PartialMatch::More => return CallProgress::More,
@@ -98,16 +91,16 @@ impl MemberListParser {
                 {
                     match_literal(&text[self.at..], &self.quote)
                 }
-                _ => Match::No,
+                _ => PatternMatch::No,
             };
             match own_quote {
-                Match::Whole => {
-                    self.at += self.quote.len();
+                PatternMatch::Whole(len) => {
+                    self.at += len;
                     self.quotes =
                         if self.quotes == QuoteState::Outside { QuoteState::Family } else { QuoteState::Outside };
                     continue;
                 }
-                Match::Partial if !answer_end => return CallProgress::More,
+                PatternMatch::Partial if !text_end.is_final() => return CallProgress::More,
                 _ => {}
             }
             let here = self.at;
@@ -133,15 +126,15 @@ impl MemberListParser {
                     }
                     _ if byte == self.close && self.brackets.is_empty() => {
                         let has_member = skip_space(text, self.from) < here;
-                        if has_member && self.emit(&text[self.from..here], deltas, message).is_none() {
+                        if has_member && self.emit(&text[self.from..here], output).is_none() {
                             return CallProgress::Failed(here);
                         }
-                        emit_end(self.count, deltas, message);
+                        output.end_members(self.count);
                         return CallProgress::Done(self.at);
                     }
                     b']' | b')' | b'}' => return CallProgress::Failed(here),
                     b',' if self.brackets.is_empty() => {
-                        if self.emit(&text[self.from..here], deltas, message).is_none() {
+                        if self.emit(&text[self.from..here], output).is_none() {
                             return CallProgress::Failed(here);
                         }
                         self.from = self.at;
@@ -153,10 +146,10 @@ impl MemberListParser {
         CallProgress::More
     }
 
-    fn emit(&mut self, member: &str, deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
+    fn emit(&mut self, member: &str, output: &mut AnswerOutput) -> Option<()> {
         let (key, value) = literals::parse_key(member, &self.quote, self.assign)?;
         let value = literals::parse_quoted(&member[value..], &self.quote)?;
-        emit_member(self.count, &key, &value, deltas, message);
+        output.push_member(self.count, &key, &value);
         self.count += 1;
         Some(())
     }

@@ -5,18 +5,17 @@
 //! text, the parser parses the remaining text again and returns a retraction.
 
 mod call;
-mod channel;
+pub(super) mod channel;
 mod json;
 mod literals;
 mod member_list;
 mod next_call;
 mod object;
+mod output;
 mod parser;
 mod tagged;
 
 pub use parser::AnswerParser;
-
-pub(super) use channel::MARKERS as CHANNEL_MARKERS;
 
 use super::syntax::AnswerSyntax;
 use serde_json::{Value, json};
@@ -132,114 +131,21 @@ pub struct Retraction {
     pub calls: usize,
 }
 
-/// The end of the answer.
-#[derive(Debug, Clone, Copy)]
-struct EndOfAnswer {
-    /// True if a limit ended it.
-    cut: bool,
-}
-
-fn emit_reasoning(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
-    if !text.is_empty() {
-        message.reasoning.push_str(text);
-        match deltas.last_mut() {
-            Some(AnswerDelta::Reasoning(last)) => last.push_str(text),
-            _ => deltas.push(AnswerDelta::Reasoning(text.to_owned())),
-        }
-    }
-}
-
-fn emit_content(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
-    if !text.is_empty() {
-        message.content.push_str(text);
-        match deltas.last_mut() {
-            Some(AnswerDelta::Content(last)) => last.push_str(text),
-            _ => deltas.push(AnswerDelta::Content(text.to_owned())),
-        }
-    }
-}
-
-fn emit_call(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, name: &str) {
-    message.calls.push(ToolCall { name: name.to_owned(), arguments: String::new(), complete: false });
-    deltas.push(AnswerDelta::Call(name.to_owned()));
-}
-
-fn emit_arguments(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
-    if let Some(call) = message.calls.last_mut().filter(|_| !text.is_empty()) {
-        call.arguments.push_str(text);
-        match deltas.last_mut() {
-            Some(AnswerDelta::Arguments(last)) => last.push_str(text),
-            _ => deltas.push(AnswerDelta::Arguments(text.to_owned())),
-        }
-    }
-}
-
-fn emit_call_end(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
-    if let Some(call) = message.calls.last_mut() {
-        call.complete = true;
-        deltas.push(AnswerDelta::CallEnd);
-    }
-}
-
-fn retract_calls(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, count: usize) {
-    if count > 0 {
-        message.calls.truncate(message.calls.len().saturating_sub(count));
-        deltas.push(AnswerDelta::Retract(Retraction { calls: count, ..Retraction::default() }));
-    }
-}
-
-/// Returns the deltas that change `old` into `new`.
-fn difference(old: &AnswerMessage, new: &AnswerMessage) -> Vec<AnswerDelta> {
-    let reasoning = common_prefix(&old.reasoning, &new.reasoning);
-    let content = common_prefix(&old.content, &new.content);
-    let calls = old.calls.iter().zip(&new.calls).take_while(|(a, b)| a == b).count();
-    let retraction = Retraction {
-        reasoning: old.reasoning[reasoning..].chars().count(),
-        content: old.content[content..].chars().count(),
-        calls: old.calls.len() - calls,
-    };
-    let mut deltas = Vec::new();
-    if retraction != Retraction::default() {
-        deltas.push(AnswerDelta::Retract(retraction));
-    }
-    if reasoning < new.reasoning.len() {
-        deltas.push(AnswerDelta::Reasoning(new.reasoning[reasoning..].to_owned()));
-    }
-    if content < new.content.len() {
-        deltas.push(AnswerDelta::Content(new.content[content..].to_owned()));
-    }
-    for call in &new.calls[calls..] {
-        deltas.push(AnswerDelta::Call(call.name.clone()));
-        if !call.arguments.is_empty() {
-            deltas.push(AnswerDelta::Arguments(call.arguments.clone()));
-        }
-        if call.complete {
-            deltas.push(AnswerDelta::CallEnd);
-        }
-    }
-    deltas
-}
-
-fn common_prefix(a: &str, b: &str) -> usize {
-    a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b).map_or(a.len().min(b.len()), |((at, _), _)| at)
-}
-
-/// The result of comparing the start of a text with a literal.
+/// The state of the text so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Match {
-    Whole,
-    /// The text is a prefix of the literal and may become it.
-    Partial,
-    No,
+enum TextEnd {
+    /// More text may follow.
+    More,
+    /// The answer is complete.
+    Complete,
+    /// A limit ended the answer, perhaps within a call.
+    Cut,
 }
 
-fn match_literal(text: &str, literal: &str) -> Match {
-    if text.starts_with(literal) {
-        Match::Whole
-    } else if literal.starts_with(text) {
-        Match::Partial
-    } else {
-        Match::No
+impl TextEnd {
+    /// Returns true if no text follows.
+    fn is_final(self) -> bool {
+        self != Self::More
     }
 }
 

@@ -1,5 +1,6 @@
 //! Search for the next call after a marker or after another call.
 
+use super::TextEnd;
 use super::call::{PartialMatch, is_name_byte, skip_space};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
 use crate::model::chat::syntax::{CallForm, CallShape};
@@ -16,16 +17,20 @@ pub(super) enum NextCall {
     End(usize),
 }
 
-/// Finds the next call of a block from the byte `from` on. `after_call` is true if it follows another call, and `list`
-/// is true if the calls are in a list.
-pub(super) fn find_next_call(
-    form: &CallForm,
-    text: &str,
-    from: usize,
-    after_call: bool,
-    list: bool,
-    answer_end: bool,
-) -> NextCall {
+/// A position in a block of calls.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BlockPosition {
+    /// The byte.
+    pub(super) at: usize,
+    /// True after a call, false after the marker of the block.
+    pub(super) after_call: bool,
+    /// True if the calls are in a list.
+    pub(super) list: bool,
+}
+
+/// Finds the next call of a block from a position on.
+pub(super) fn find_next_call(form: &CallForm, text: &str, from: BlockPosition, text_end: TextEnd) -> NextCall {
+    let BlockPosition { at, after_call, list } = from;
     let mut search = Search {
         form,
         after_call,
@@ -34,8 +39,8 @@ pub(super) fn find_next_call(
         has_before: false,
         has_separator: false,
         has_close: false,
-        kept: from,
-        at: from,
+        kept: at,
+        at,
     };
     loop {
         if search.has_close {
@@ -43,9 +48,9 @@ pub(super) fn find_next_call(
         }
         search.at = skip_space(text, search.at);
         if search.at == text.len() {
-            return if answer_end { NextCall::End(search.kept) } else { NextCall::More };
+            return if text_end.is_final() { NextCall::End(search.kept) } else { NextCall::More };
         }
-        match search.consume_part(&text[search.at..], answer_end) {
+        match search.consume_part(&text[search.at..], text_end) {
             PartialMatch::Found(true) => {}
             PartialMatch::Found(false) => {
                 return NextCall::Next { at: search.at, list: search.list, kept: search.kept };
@@ -82,7 +87,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Consumes the next part. Returns `Found(false)` at the start of a call.
-    fn consume_part(&mut self, rest: &str, answer_end: bool) -> PartialMatch<bool> {
+    fn consume_part(&mut self, rest: &str, text_end: TextEnd) -> PartialMatch<bool> {
         let form = self.form;
         if !self.has_before {
             let ends_call = self.after_call && !self.has_open && !self.has_separator;
@@ -116,7 +121,7 @@ impl Search<'_> {
                         }
                         return PartialMatch::Found(true);
                     }
-                    PatternMatch::Partial if !answer_end => return PartialMatch::More,
+                    PatternMatch::Partial if !text_end.is_final() => return PartialMatch::More,
                     _ => {}
                 }
             }

@@ -1,8 +1,9 @@
 //! Parser of a call that is an object with name and arguments.
 
+use super::AnswerFormat;
 use super::call::CallProgress;
 use super::json::{ByteEffect, Scanner};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end};
+use super::output::AnswerOutput;
 use crate::model::chat::syntax::CallShape;
 use serde_json::Value;
 
@@ -16,6 +17,12 @@ const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id", "function"];
 /// The parser of one object.
 #[derive(Debug)]
 pub(super) struct ObjectParser {
+    /// End of the parsed text.
+    at: usize,
+    /// True if no marker precedes the call.
+    bare: bool,
+    /// True if the name of the function was sent.
+    has_begun: bool,
     scanner: Scanner,
     /// The last key of the object.
     key: String,
@@ -39,8 +46,11 @@ pub(super) struct ObjectParser {
 }
 
 impl ObjectParser {
-    pub(super) fn new(shape: &CallShape) -> Self {
+    pub(super) fn new(shape: &CallShape, at: usize, bare: bool) -> Self {
         Self {
+            at,
+            bare,
+            has_begun: false,
             scanner: Scanner::new(),
             key: String::new(),
             first_key: None,
@@ -58,21 +68,16 @@ impl ObjectParser {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "each is a part of the state of this parser or of the call's parser")]
     pub(super) fn parse(
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
-        at: &mut usize,
-        bare: bool,
-        sent: &mut bool,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
+        output: &mut AnswerOutput,
     ) -> CallProgress {
-        for byte in text[*at..].bytes() {
-            let Ok(effect) = self.scanner.push(byte) else { return CallProgress::Failed(*at) };
-            let here = *at;
-            *at += 1;
+        for byte in text[self.at..].bytes() {
+            let Ok(effect) = self.scanner.push(byte) else { return CallProgress::Failed(self.at) };
+            let here = self.at;
+            self.at += 1;
             let accepted = match effect {
                 ByteEffect::Inside => Some(()),
                 ByteEffect::KeyBegin => {
@@ -80,7 +85,7 @@ impl ObjectParser {
                     self.key_from = here;
                     Some(())
                 }
-                ByteEffect::KeyEnd => self.take_key(answer_format, &text[self.key_from..*at], bare),
+                ByteEffect::KeyEnd => self.take_key(answer_format, &text[self.key_from..self.at]),
                 ByteEffect::ValueBegin => {
                     self.value_from = Some(here);
                     if byte == b'{' && self.is_arguments() && self.has_no_arguments() {
@@ -88,22 +93,22 @@ impl ObjectParser {
                     }
                     Some(())
                 }
-                ByteEffect::ValueEnd => self.take_value(answer_format, text, *at, bare),
-                ByteEffect::AfterValue => self.take_value(answer_format, text, here, bare),
+                ByteEffect::ValueEnd => self.take_value(answer_format, text, self.at),
+                ByteEffect::AfterValue => self.take_value(answer_format, text, here),
                 ByteEffect::End => {
                     let accepted = match self.value_from {
-                        Some(_) => self.take_value(answer_format, text, here, bare),
+                        Some(_) => self.take_value(answer_format, text, here),
                         None => Some(()),
                     };
-                    let done = accepted.and_then(|()| self.finish(&text[..*at], sent, deltas, message));
-                    return done.map_or(CallProgress::Failed(here), |()| CallProgress::Done(*at));
+                    let done = accepted.and_then(|()| self.finish(&text[..self.at], output));
+                    return done.map_or(CallProgress::Failed(here), |()| CallProgress::Done(self.at));
                 }
             };
             if accepted.is_none() {
                 return CallProgress::Failed(here);
             }
         }
-        self.emit(text, *at, sent, deltas, message);
+        self.emit(text, self.at, output);
         CallProgress::More
     }
 
@@ -123,7 +128,7 @@ impl ObjectParser {
         !self.by_key && (in_template || NAMES.contains(&self.key.as_str()))
     }
 
-    fn take_key(&mut self, answer_format: &AnswerFormat, quoted: &str, bare: bool) -> Option<()> {
+    fn take_key(&mut self, answer_format: &AnswerFormat, quoted: &str) -> Option<()> {
         self.key = serde_json::from_str(quoted).ok()?;
         if self.by_key && self.name.is_none() {
             self.by_key = answer_format.tools.iter().any(|tool| tool.name == self.key);
@@ -134,17 +139,17 @@ impl ObjectParser {
         }
         let key = self.key.as_str();
         let expected = OTHER_KEYS.contains(&key) || self.is_name() || self.is_arguments();
-        (expected || !bare).then_some(())
+        (expected || !self.bare).then_some(())
     }
 
-    fn take_value(&mut self, answer_format: &AnswerFormat, text: &str, end: usize, bare: bool) -> Option<()> {
+    fn take_value(&mut self, answer_format: &AnswerFormat, text: &str, end: usize) -> Option<()> {
         let from = self.value_from.take()?;
         let value = &text[from..end];
         let key = self.key.as_str();
         if self.is_name() {
             let name: String = serde_json::from_str(value).ok()?;
             let known = answer_format.tools.iter().any(|tool| tool.name == name);
-            if name.is_empty() || self.name.is_some() || (bare && !known) {
+            if name.is_empty() || self.name.is_some() || (self.bare && !known) {
                 return None;
             }
             self.name = Some(name);
@@ -161,42 +166,29 @@ impl ObjectParser {
             } else {
                 return None;
             }
-        } else if bare && key == "type" && value != "\"function\"" {
+        } else if self.bare && key == "type" && value != "\"function\"" {
             return None;
         }
         Some(())
     }
 
     /// Sends the name as soon as the arguments start, then the arguments up to `upto`.
-    fn emit(
-        &mut self,
-        text: &str,
-        upto: usize,
-        sent: &mut bool,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
-    ) {
+    fn emit(&mut self, text: &str, upto: usize, output: &mut AnswerOutput) {
         let Some(name) = &self.name else { return };
         if let Some((_, sent_upto)) = &mut self.arguments {
-            if !*sent {
-                emit_call(deltas, message, name);
-                *sent = true;
+            if !self.has_begun {
+                output.begin_call(name);
+                self.has_begun = true;
             }
             let upto = self.arguments_end.unwrap_or(upto);
             if upto > *sent_upto {
-                emit_arguments(deltas, message, &text[*sent_upto..upto]);
+                output.push_arguments(&text[*sent_upto..upto]);
                 *sent_upto = upto;
             }
         }
     }
 
-    fn finish(
-        &mut self,
-        text: &str,
-        sent: &mut bool,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
-    ) -> Option<()> {
+    fn finish(&mut self, text: &str, output: &mut AnswerOutput) -> Option<()> {
         if self.name.is_none() {
             // OpenAI's format: {"type": "function", "function": {…}}.
             let from = self.object_start(text)?;
@@ -207,13 +199,13 @@ impl ObjectParser {
             let arguments = ARGUMENTS.iter().find_map(|key| function.get(key)).cloned().unwrap_or(Value::Null);
             self.converted = Some(object_text(arguments)?);
         }
-        self.emit(text, text.len(), sent, deltas, message);
-        if !*sent {
-            emit_call(deltas, message, self.name.as_deref()?);
-            *sent = true;
-            emit_arguments(deltas, message, self.converted.as_deref().unwrap_or("{}"));
+        self.emit(text, text.len(), output);
+        if !self.has_begun {
+            output.begin_call(self.name.as_deref()?);
+            self.has_begun = true;
+            output.push_arguments(self.converted.as_deref().unwrap_or("{}"));
         }
-        emit_call_end(deltas, message);
+        output.end_call();
         Some(())
     }
 

@@ -4,10 +4,10 @@ mod blocks;
 
 use super::call;
 use super::channel::ChannelParser;
-use super::{
-    AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, Retraction, difference, emit_content, emit_reasoning,
-    len_before_partial_marker, match_literal,
-};
+use super::output::{AnswerOutput, difference};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, Retraction, TextEnd, len_before_partial_marker};
+use crate::model::chat::pattern::{PatternMatch, match_literal};
+use crate::model::chat::syntax::ReasoningMarkers;
 use blocks::Block;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,8 +47,7 @@ pub struct AnswerParser {
     /// End of the whitespace after `at`.
     blank: usize,
     state: State,
-    message: AnswerMessage,
-    deltas: Vec<AnswerDelta>,
+    output: AnswerOutput,
     /// Byte range of reasoning in the text; its end is unknown until it is complete.
     reasoning_range: Option<(usize, Option<usize>)>,
 }
@@ -82,8 +81,7 @@ impl AnswerParser {
             at: 0,
             blank: 0,
             state,
-            message: AnswerMessage::default(),
-            deltas: Vec::new(),
+            output: AnswerOutput::default(),
             reasoning_range,
         }
     }
@@ -91,8 +89,8 @@ impl AnswerParser {
     /// Parses the next piece of text. Returns the changes of the message.
     pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         self.text.push_str(text);
-        self.advance(None);
-        std::mem::take(&mut self.deltas)
+        self.advance(TextEnd::More);
+        self.output.take_deltas()
     }
 
     /// Removes the last `chars` characters of the text. Returns the changes of the message.
@@ -101,29 +99,35 @@ impl AnswerParser {
         let keep = if chars == 0 { self.text.len() } else { keep };
         let mut parser = Self::new(Arc::clone(&self.answer_format));
         parser.text.push_str(&self.text[..keep]);
-        parser.advance(None);
-        parser.deltas = difference(&self.message, &parser.message);
+        parser.advance(TextEnd::More);
+        parser.output.take_deltas();
+        let deltas = difference(&self.output.message, &parser.output.message);
         *self = parser;
-        std::mem::take(&mut self.deltas)
+        deltas
     }
 
-    /// Ends the answer. `cut` is true if a limit ended it; an incomplete call then stays a call. Returns
-    /// the last changes of the message.
-    pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
-        self.advance(Some(EndOfAnswer { cut }));
-        std::mem::take(&mut self.deltas)
+    /// Ends a complete answer. Returns the last changes of the message.
+    pub fn finish(&mut self) -> Vec<AnswerDelta> {
+        self.advance(TextEnd::Complete);
+        self.output.take_deltas()
+    }
+
+    /// Ends an answer that a limit cut: an incomplete call stays a call. Returns the last changes of the message.
+    pub fn finish_cut(&mut self) -> Vec<AnswerDelta> {
+        self.advance(TextEnd::Cut);
+        self.output.take_deltas()
     }
 
     /// Retracts the text of the answer, but not its reasoning and calls. Returns `None` if there is no text.
     pub fn retract_content(&mut self) -> Option<Retraction> {
-        let content = std::mem::take(&mut self.message.content).chars().count();
+        let content = std::mem::take(&mut self.output.message.content).chars().count();
         (content > 0).then(|| Retraction { content, ..Retraction::default() })
     }
 
     /// Returns the answer parsed so far.
     #[must_use]
     pub fn message(&self) -> &AnswerMessage {
-        &self.message
+        &self.output.message
     }
 
     /// Returns the byte ranges of reasoning in the text, including the markers.
@@ -155,15 +159,15 @@ impl AnswerParser {
 
     /// Parses as much text as possible. The function of each state returns true if it made progress, and false if it
     /// needs more text.
-    fn advance(&mut self, answer_end: Option<EndOfAnswer>) {
+    fn advance(&mut self, text_end: TextEnd) {
         loop {
             let has_progressed = match &self.state {
-                State::Begin => self.parse_begin(answer_end),
-                State::Reasoning { search } => self.parse_reasoning(*search, answer_end),
-                State::Gap => self.parse_gap(answer_end),
-                State::Text { search, start } => self.parse_text(*search, *start, answer_end),
-                State::Block(_) => self.parse_block(answer_end),
-                State::Channels(_) => self.parse_channels(answer_end),
+                State::Begin => self.parse_begin(text_end),
+                State::Reasoning { search } => self.parse_reasoning(*search, text_end),
+                State::Gap => self.parse_gap(text_end),
+                State::Text { search, start } => self.parse_text(*search, *start, text_end),
+                State::Block(_) => self.parse_block(text_end),
+                State::Channels(_) => self.parse_channels(text_end),
             };
             if !has_progressed {
                 return;
@@ -171,90 +175,88 @@ impl AnswerParser {
         }
     }
 
-    fn parse_begin(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
+    fn parse_begin(&mut self, text_end: TextEnd) -> bool {
         let from = self.skip_blank();
         let answer_format = Arc::clone(&self.answer_format);
-        let (open, close) = &answer_format.syntax.reasoning_markers;
+        let ReasoningMarkers { open, close } = &answer_format.syntax.reasoning_markers;
         let rest = &self.text[from..];
-        let (opened, closed) = (match_literal(rest, open), match_literal(rest, close));
-        if opened == Match::Whole && !open.is_empty() {
-            self.at = from + open.len();
-            self.reasoning_range = Some((from, None));
-            self.state = State::Reasoning { search: self.at };
-        } else if (opened == Match::Partial || closed == Match::Partial) && answer_end.is_none() {
-            return false;
-        } else if closed == Match::Whole {
-            // With thinking disabled, some prompts leave the end marker to the model.
-            self.at = from + close.len();
-            self.state = State::Gap;
-        } else {
-            self.state = State::Text { search: 0, start: true };
+        match (match_literal(rest, open), match_literal(rest, close)) {
+            (PatternMatch::Whole(len), _) if len > 0 => {
+                self.at = from + len;
+                self.reasoning_range = Some((from, None));
+                self.state = State::Reasoning { search: self.at };
+            }
+            (PatternMatch::Partial, _) | (_, PatternMatch::Partial) if !text_end.is_final() => return false,
+            (_, PatternMatch::Whole(len)) => {
+                // With thinking disabled, some prompts leave the end marker to the model.
+                self.at = from + len;
+                self.state = State::Gap;
+            }
+            _ => self.state = State::Text { search: 0, start: true },
         }
         true
     }
 
-    fn parse_reasoning(&mut self, search: usize, answer_end: Option<EndOfAnswer>) -> bool {
+    fn parse_reasoning(&mut self, search: usize, text_end: TextEnd) -> bool {
         let answer_format = Arc::clone(&self.answer_format);
-        let (open, close) = &answer_format.syntax.reasoning_markers;
-        if self.message.reasoning.is_empty() {
+        let ReasoningMarkers { open, close } = &answer_format.syntax.reasoning_markers;
+        if self.output.message.reasoning.is_empty() {
             let from = self.skip_blank();
             // Some models repeat the start marker that the prompt already contains.
             let may_open = answer_format.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
             match match_literal(&self.text[from..], open) {
-                Match::Whole if may_open => {
-                    self.at = from + open.len();
+                PatternMatch::Whole(len) if may_open => {
+                    self.at = from + len;
                     return true;
                 }
-                Match::Partial if answer_end.is_none() => return false,
+                PatternMatch::Partial if !text_end.is_final() => return false,
                 _ => self.at = from,
             }
         }
         let search = search.max(self.at);
         if let Some(found) = self.text[search..].find(close.as_str()) {
             let end = search + found;
-            let reasoning = self.text[self.at..end].trim_end().to_owned();
+            self.output.push_reasoning(self.text[self.at..end].trim_end());
             self.at = end + close.len();
-            self.emit_reasoning(&reasoning);
             self.reasoning_range = self.reasoning_range.map(|(from, _)| (from, Some(self.at)));
             self.state = State::Gap;
             return true;
         }
-        let upto = if answer_end.is_some() {
+        let upto = if text_end.is_final() {
             self.text.len()
         } else {
             search + len_before_partial_marker(&self.text[search..], &[close])
         };
-        let sent = if answer_end.is_some() { upto } else { self.without_blank(upto) };
-        let reasoning = self.text[self.at..sent].to_owned();
+        let sent = if text_end.is_final() { upto } else { self.without_blank(upto) };
+        self.output.push_reasoning(&self.text[self.at..sent]);
         self.at = sent;
-        self.emit_reasoning(&reasoning);
         self.state = State::Reasoning { search: upto };
         false
     }
 
-    fn parse_gap(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
+    fn parse_gap(&mut self, text_end: TextEnd) -> bool {
         self.at = self.skip_blank();
         let words = &self.text[self.at..];
         if words.is_empty() {
             return false;
         }
         // A model may repeat the end marker after its reasoning was ended by a limit.
-        let close = &self.answer_format.syntax.reasoning_markers.1;
+        let close = &self.answer_format.syntax.reasoning_markers.close;
         match match_literal(words, close) {
-            Match::Whole if self.answer_format.separates_reasoning => {
-                self.at += close.len();
+            PatternMatch::Whole(len) if self.answer_format.separates_reasoning => {
+                self.at += len;
                 return true;
             }
-            Match::Partial if self.answer_format.separates_reasoning && answer_end.is_none() => return false,
+            PatternMatch::Partial if self.answer_format.separates_reasoning && !text_end.is_final() => return false,
             _ => {}
         }
         self.state = State::Text { search: self.at, start: true };
         true
     }
 
-    fn parse_text(&mut self, search: usize, start: bool, answer_end: Option<EndOfAnswer>) -> bool {
+    fn parse_text(&mut self, search: usize, start: bool, text_end: TextEnd) -> bool {
         if start
-            && let Some(has_progressed) = self.skip_text_marker(answer_end).or_else(|| self.parse_bare_call(answer_end))
+            && let Some(has_progressed) = self.skip_text_marker(text_end).or_else(|| self.parse_bare_call(text_end))
         {
             return has_progressed;
         }
@@ -266,8 +268,7 @@ impl AnswerParser {
             .filter_map(|marker| rest.find(&marker.text).map(|at| (search + at, marker.text.len(), marker.form)))
             .min_by_key(|&(at, len, form)| (at, std::cmp::Reverse(len), form));
         let texts: Vec<&str> = self.markers.iter().map(|marker| marker.text.as_str()).collect();
-        let upto =
-            if answer_end.is_some() { self.text.len() } else { search + len_before_partial_marker(rest, &texts) };
+        let upto = if text_end.is_final() { self.text.len() } else { search + len_before_partial_marker(rest, &texts) };
         // Another marker may start earlier, or be longer.
         if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
             if let Some(form) = form {
@@ -285,7 +286,7 @@ impl AnswerParser {
             return true;
         }
         // Whitespace before a marker is not part of the text.
-        let sent = if answer_end.is_none() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
+        let sent = if !text_end.is_final() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
         let start = start && sent == self.at;
         self.emit_content_upto(sent);
         self.state = State::Text { search: upto, start };
@@ -294,18 +295,18 @@ impl AnswerParser {
 
     /// Skips the marker before an answer's text. Returns `None` if the text does not start with it, and otherwise the
     /// same as the functions in [`Self::advance`].
-    fn skip_text_marker(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
+    fn skip_text_marker(&mut self, text_end: TextEnd) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
-        let is_start = self.message.content.is_empty() && self.message.calls.is_empty();
+        let is_start = self.output.message.content.is_empty() && self.output.message.calls.is_empty();
         let text_marker = answer_format.syntax.text_marker.as_ref().filter(|_| is_start)?;
         let first = self.skip_blank();
         match match_literal(&self.text[first..], text_marker) {
-            Match::Whole => {
-                self.at = first + text_marker.len();
+            PatternMatch::Whole(len) => {
+                self.at = first + len;
                 self.state = State::Text { search: self.at, start: false };
                 Some(true)
             }
-            Match::Partial if answer_end.is_none() => Some(false),
+            PatternMatch::Partial if !text_end.is_final() => Some(false),
             _ => None,
         }
     }
@@ -323,20 +324,16 @@ impl AnswerParser {
         if words.is_empty() { self.at.min(upto) } else { from + words.len() }
     }
 
-    fn parse_channels(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
+    fn parse_channels(&mut self, text_end: TextEnd) -> bool {
         let State::Channels(mut channels) = std::mem::replace(&mut self.state, State::Begin) else { return false };
-        channels.parse(&self.answer_format, &self.text, answer_end, &mut self.deltas, &mut self.message);
+        channels.parse(&self.answer_format, &self.text, text_end, &mut self.output);
         self.state = State::Channels(channels);
         false
     }
 
-    fn emit_reasoning(&mut self, text: &str) {
-        emit_reasoning(&mut self.deltas, &mut self.message, text);
-    }
-
     fn emit_content_upto(&mut self, upto: usize) {
         if upto > self.at {
-            emit_content(&mut self.deltas, &mut self.message, &self.text[self.at..upto]);
+            self.output.push_content(&self.text[self.at..upto]);
             self.at = upto;
         }
     }

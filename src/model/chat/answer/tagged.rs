@@ -3,12 +3,9 @@
 mod value_type;
 
 use super::call::{CallProgress, MAX_NAME, PartialMatch, parse_name, skip_space};
-use super::literals::{self, emit_end, emit_member};
-use super::{
-    AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, len_before_partial_marker,
-    match_literal,
-};
-use crate::model::chat::pattern::{PatternMatch, Placeholder};
+use super::output::AnswerOutput;
+use super::{AnswerFormat, TextEnd, len_before_partial_marker, literals};
+use crate::model::chat::pattern::{PatternMatch, Placeholder, match_literal};
 use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value};
 use value_type::{ArgumentsSchema, ValueType, container_schema, unclosed_string};
@@ -52,19 +49,17 @@ impl TaggedParser {
 
     pub(super) fn parse(
         &mut self,
-        (answer_format, form): (&AnswerFormat, &CallForm),
+        answer_format: &AnswerFormat,
+        form: &CallForm,
         text: &str,
-        answer_end: Option<EndOfAnswer>,
-        sent: &mut bool,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
+        text_end: TextEnd,
+        output: &mut AnswerOutput,
     ) -> CallProgress {
         let CallShape::Tagged(tags) = &form.shape else { return CallProgress::Failed(self.at) };
         if self.name.is_none() {
-            match parse_name(&tags.after_name, text, self.at, answer_end.is_some()) {
+            match parse_name(&tags.after_name, text, self.at, text_end) {
                 PartialMatch::Found((name, end)) => {
-                    emit_call(deltas, message, name);
-                    *sent = true;
+                    output.begin_call(name);
                     self.name = Some(name.to_owned());
                     self.at = end;
                 }
@@ -74,10 +69,10 @@ impl TaggedParser {
         }
         loop {
             if self.open.is_none() {
-                match self.open_argument(form, tags, text, answer_end) {
+                match self.open_argument(form, tags, text, text_end) {
                     PartialMatch::Found(true) => {}
                     PartialMatch::Found(false) => {
-                        emit_end(self.count, deltas, message);
+                        output.end_members(self.count);
                         return CallProgress::Done(self.at);
                     }
                     PartialMatch::More => return CallProgress::More,
@@ -86,8 +81,8 @@ impl TaggedParser {
             }
             let Some(argument) = &mut self.open else { return CallProgress::More };
             let Some(end) = argument.find_end(text) else {
-                if answer_end.is_some_and(|answer_end| answer_end.cut) {
-                    self.emit_cut(answer_format, tags, text, deltas, message);
+                if text_end == TextEnd::Cut {
+                    self.emit_cut(answer_format, tags, text, output);
                 }
                 return CallProgress::More;
             };
@@ -95,7 +90,7 @@ impl TaggedParser {
             let arguments = arguments_schema(answer_format, self.name.as_deref());
             let schema = arguments.argument(&argument.key);
             let value = parse_value(tags, (&schema, arguments), argument.kind.as_deref(), written, 0);
-            emit_member(self.count, &argument.key, &value, deltas, message);
+            output.push_member(self.count, &argument.key, &value);
             self.count += 1;
             self.at = end + argument.close.len();
             self.open = None;
@@ -103,28 +98,21 @@ impl TaggedParser {
     }
 
     /// Consumes the start of the next argument. Returns `Found(false)` at the end of the call.
-    fn open_argument(
-        &mut self,
-        form: &CallForm,
-        tags: &Tags,
-        text: &str,
-        answer_end: Option<EndOfAnswer>,
-    ) -> PartialMatch<bool> {
+    fn open_argument(&mut self, form: &CallForm, tags: &Tags, text: &str, text_end: TextEnd) -> PartialMatch<bool> {
         self.at = skip_space(text, self.at);
         let start = self.at;
         let rest = &text[start..];
         if rest.is_empty() {
-            let complete =
-                answer_end.is_some_and(|answer_end| !answer_end.cut) && (self.count > 0 || form.after.is_blank());
+            let complete = text_end == TextEnd::Complete && (self.count > 0 || form.after.is_blank());
             return if complete { PartialMatch::Found(false) } else { PartialMatch::More };
         }
         // A limit may have cut the answer within a tag.
-        let may_continue = answer_end.is_none_or(|answer_end| answer_end.cut);
+        let may_continue = text_end != TextEnd::Complete;
         // Check for the end first, because it may start like another argument.
         let end = form.after.marker().unwrap_or_default();
         match match_literal(rest, end) {
-            Match::Whole if !end.is_empty() => return PartialMatch::Found(false),
-            Match::Partial if may_continue => return PartialMatch::More,
+            PatternMatch::Whole(_) if !end.is_empty() => return PartialMatch::Found(false),
+            PatternMatch::Partial if may_continue => return PartialMatch::More,
             _ => {}
         }
         let from = match tags.before_key.match_whole(rest) {
@@ -153,14 +141,7 @@ impl TaggedParser {
     }
 
     /// Sends the incomplete value of an answer that a limit ended. A text becomes an unclosed string.
-    fn emit_cut(
-        &mut self,
-        answer_format: &AnswerFormat,
-        tags: &Tags,
-        text: &str,
-        deltas: &mut Vec<AnswerDelta>,
-        message: &mut AnswerMessage,
-    ) {
+    fn emit_cut(&mut self, answer_format: &AnswerFormat, tags: &Tags, text: &str, output: &mut AnswerOutput) {
         let Some(argument) = self.open.take() else { return };
         let value = &text[argument.from..];
         let value = &value[..len_before_partial_marker(value, &[argument.close.as_str()])];
@@ -175,7 +156,7 @@ impl TaggedParser {
             value_type.parse_start(written).unwrap_or_else(|| written.trim().to_owned())
         };
         let before = if self.count == 0 { "{" } else { ", " };
-        emit_arguments(deltas, message, &format!("{before}{}: {unfinished}", Value::from(argument.key)));
+        output.push_arguments(&format!("{before}{}: {unfinished}", Value::from(argument.key)));
         self.at = text.len();
     }
 }

@@ -50,7 +50,7 @@ fn read_in<'a>(answer_format: &AnswerFormat, parts: impl IntoIterator<Item = &'a
     for part in parts {
         apply(&mut client, parser.push(part));
     }
-    apply(&mut client, parser.finish(cut));
+    apply(&mut client, if cut { parser.finish_cut() } else { parser.finish() });
     assert_eq!(&client, parser.message());
     client
 }
@@ -239,7 +239,7 @@ fn repeated_end_of_reasoning_is_not_text() {
         let mut parser = AnswerParser::new(Arc::new(answer_format(ModelFamily::Hermes)));
         parser.push(&whole[..cut]);
         parser.push(&whole[cut..]);
-        parser.finish(false);
+        parser.finish();
         let message = parser.message();
         assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("hm", "Five."), "{cut}");
     }

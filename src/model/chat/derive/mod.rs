@@ -11,7 +11,8 @@ mod segments;
 use super::ChatTemplate;
 use super::answer::{AnswerFormat, AnswerParser};
 use super::family::ModelFamily;
-use super::syntax::{AnswerSyntax, CallForm};
+use super::renderer::JinjaRenderer;
+use super::syntax::{AnswerSyntax, CallForm, ReasoningMarkers};
 use probe::{CONTENT, KnownCall, Probe, REASONING};
 use segments::{common_end, common_start, is_marker, segments};
 use serde_json::Value;
@@ -62,13 +63,14 @@ pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {
     syntax
 }
 
-/// Derives the answer syntax from a template. Parts that cannot be derived come from the family.
-pub(super) fn derive_syntax(template: &ChatTemplate) -> AnswerSyntax {
-    let mut syntax = AnswerSyntax::from_markers(&template.source);
+/// Derives the answer syntax from a template and its text. `arguments_as_text` is true if it expects the arguments of a
+/// call as JSON text. Parts that cannot be derived come from the family.
+pub(super) fn derive_syntax(template: &JinjaRenderer, source: &str, arguments_as_text: bool) -> AnswerSyntax {
+    let mut syntax = AnswerSyntax::from_markers(source);
     if syntax.family == ModelFamily::Harmony {
         return syntax;
     }
-    let probe = Probe::new(template);
+    let probe = Probe::new(template, arguments_as_text);
     let (Some(start), Some(plain_answer)) = (probe.after_user(None), probe.answer(CONTENT, None, &[])) else {
         return syntax;
     };
@@ -119,7 +121,7 @@ fn parses_known_calls(syntax: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&s
     let parses = |(text, known): &(String, Vec<KnownCall>)| {
         let mut parser = AnswerParser::new(Arc::clone(&answer_format));
         parser.push(&rest(text));
-        parser.finish(false);
+        parser.finish();
         let parsed = &parser.message().calls;
         // Some templates cannot render several calls, or a call without arguments.
         let optional = known.len() > 1 || known[0].arguments.as_object().is_some_and(serde_json::Map::is_empty);
@@ -188,7 +190,7 @@ impl Renderings {
         // The prompt may start the reasoning with a different text.
         let open_in_prompt = self.start.get(header..).unwrap_or_default().trim();
         let open = if open.is_empty() { open_in_prompt } else { open };
-        syntax.reasoning_markers = (open.to_owned(), close.to_owned());
+        syntax.reasoning_markers = ReasoningMarkers::new(open, close);
         // A separate message may follow, whose header is not part of the text.
         let Some((_, rest)) = after.split_once(close) else { return };
         let Some((between, _)) = rest.split_once(CONTENT) else { return };
@@ -226,7 +228,7 @@ impl Renderings {
 
 /// Returns texts that may precede an answer's text or its calls.
 fn markers_before(syntax: &AnswerSyntax) -> Vec<String> {
-    let reasoning = [&syntax.reasoning_markers.0, &syntax.reasoning_markers.1];
+    let reasoning = [&syntax.reasoning_markers.open, &syntax.reasoning_markers.close];
     reasoning.into_iter().chain(&syntax.ignored_markers).filter(|marker| !marker.is_empty()).cloned().collect()
 }
 
@@ -236,7 +238,7 @@ fn add_ignored_text(syntax: &mut AnswerSyntax, text: &str) {
     let is_short = text.len() > 2 && text.len() <= MAX_MARKER;
     if is_short
         && segments(text).into_iter().any(is_marker)
-        && syntax.reasoning_markers.0 != text
+        && syntax.reasoning_markers.open != text
         && !syntax.ignored_markers.iter().any(|known| known == text)
     {
         syntax.ignored_markers.push(text.to_owned());

@@ -1,7 +1,8 @@
 //! Known messages that a template renders for the derivation.
 
+use crate::model::chat::RenderOptions;
 use crate::model::chat::answer::ToolDefinition;
-use crate::model::chat::{ChatTemplate, RenderOptions};
+use crate::model::chat::renderer::JinjaRenderer;
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
@@ -79,7 +80,9 @@ pub(super) fn tools() -> Vec<ToolDefinition> {
 
 /// A renderer of conversations with one user message and one answer.
 pub(super) struct Probe<'a> {
-    template: &'a ChatTemplate,
+    template: &'a JinjaRenderer,
+    /// True if the template expects the arguments of a call as JSON text.
+    arguments_as_text: bool,
     tools: Value,
     renderings: Cell<u32>,
     /// True if the template requires null as the content of a message without text.
@@ -87,11 +90,17 @@ pub(super) struct Probe<'a> {
 }
 
 impl<'a> Probe<'a> {
-    pub(super) fn new(template: &'a ChatTemplate) -> Self {
+    pub(super) fn new(template: &'a JinjaRenderer, arguments_as_text: bool) -> Self {
         let tools = NAMES.map(|name| {
             json!({ "type": "function", "function": { "name": name, "description": "h", "parameters": parameters() } })
         });
-        Self { template, tools: tools.to_vec().into(), renderings: Cell::new(0), null_content: Cell::new(false) }
+        Self {
+            template,
+            arguments_as_text,
+            tools: tools.to_vec().into(),
+            renderings: Cell::new(0),
+            null_content: Cell::new(false),
+        }
     }
 
     /// Renders the user's message and this message, and returns the text after the user's message; without a message,
@@ -150,8 +159,7 @@ impl<'a> Probe<'a> {
     }
 
     fn call_json(&self, call: &KnownCall) -> Value {
-        let as_text = self.template.capabilities.arguments_as_text;
-        let arguments = if as_text { call.arguments.to_string().into() } else { call.arguments.clone() };
+        let arguments = if self.arguments_as_text { call.arguments.to_string().into() } else { call.arguments.clone() };
         json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
     }
 }

@@ -73,7 +73,7 @@ fn read(answer_format: &AnswerFormat, parts: &[String]) -> AnswerMessage {
     for part in parts {
         parser.push(part);
     }
-    parser.finish(false);
+    parser.finish();
     parser.message().clone()
 }
 
@@ -312,7 +312,7 @@ fn form_is_derived_from_the_template() {
             "tags on lines" | "tags with types" | "elements" => "tags",
             other => other,
         };
-        assert_eq!((shape, format.reasoning_markers.0.as_str()), (expected, "<think>"), "{name}: {form:?}");
+        assert_eq!((shape, format.reasoning_markers.open.as_str()), (expected, "<think>"), "{name}: {form:?}");
     }
 }
 

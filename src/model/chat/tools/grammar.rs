@@ -3,6 +3,7 @@
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
+use crate::model::chat::syntax::ReasoningMarkers;
 use crate::model::grammar::{Constraint, GrammarError, GrammarSource, MAX_SOURCE_BYTES, SchemaLines, schema};
 use serde_json::Value;
 use std::fmt::Write;
@@ -75,7 +76,7 @@ impl<'a> GrammarWriter<'a> {
         let quoted = |text: &str| Value::from(text).to_string();
         let mut parts: Vec<String> = Vec::new();
         let mut rest = text;
-        for token in self.vocabulary.encode(text, false, true) {
+        for token in self.vocabulary.encode_markup(text) {
             let piece = std::str::from_utf8(self.vocabulary.piece(token)).unwrap_or_default();
             if self.vocabulary.is_control(token)
                 && !piece.is_empty()
@@ -94,7 +95,7 @@ impl<'a> GrammarWriter<'a> {
     /// to the rule, or nothing if there is no such text.
     pub(super) fn add_lead(&mut self, may_think: bool) -> String {
         let answer_format = self.answer_format;
-        let (open, close) = &answer_format.syntax.reasoning_markers;
+        let ReasoningMarkers { open, close } = &answer_format.syntax.reasoning_markers;
         if !self.answer_format.thinking && !may_think {
             return String::new();
         }
@@ -148,7 +149,7 @@ impl<'a> GrammarWriter<'a> {
 
 /// Returns the control token of this text.
 pub(super) fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
-    match vocabulary.encode(text, false, true)[..] {
+    match vocabulary.encode_markup(text)[..] {
         [token] if vocabulary.is_control(token) => Some(token),
         _ => None,
     }

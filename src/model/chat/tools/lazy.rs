@@ -4,7 +4,7 @@ use super::FIELD;
 use super::calls::call_marker;
 use super::grammar::{GrammarWriter, REPEATED, SPACE, control};
 use crate::model::chat::answer::ToolDefinition;
-use crate::model::chat::syntax::CallShape;
+use crate::model::chat::syntax::{CallShape, ReasoningMarkers};
 use crate::model::grammar::Trigger;
 use serde_json::{Value, json};
 
@@ -87,8 +87,13 @@ impl GrammarWriter<'_> {
 
     /// Returns a trigger that does not count within reasoning, where a model may mention a marker of calls.
     fn outside_reasoning(&self, trigger: Trigger) -> Trigger {
-        let (start, end) = self.answer_format.syntax.reasoning_markers.clone();
-        Trigger { reasoning_start: start, after: end, only_after: self.answer_format.thinking, ..trigger }
+        let ReasoningMarkers { open, close } = self.answer_format.syntax.reasoning_markers.clone();
+        Trigger {
+            reasoning_start_marker: open,
+            reasoning_end_marker: close,
+            starts_in_reasoning: self.answer_format.thinking,
+            ..trigger
+        }
     }
 }
 

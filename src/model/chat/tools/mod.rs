@@ -10,6 +10,7 @@ mod lazy;
 mod members;
 mod object_forms;
 
+use super::answer::channel::FINAL_HEADER;
 use super::answer::{AnswerFormat, ToolDefinition};
 use crate::model::Vocabulary;
 use crate::model::grammar::schema::prepare;
@@ -103,7 +104,7 @@ pub fn after_reasoning(
     if !answer_format.thinking {
         return constraint;
     }
-    let close = answer_format.syntax.reasoning_markers.1.as_str();
+    let close = answer_format.syntax.reasoning_markers.close.as_str();
     let trigger = match control(close, vocabulary) {
         Some(token) => Trigger::token(token),
         None => Trigger::text(close),
@@ -120,7 +121,7 @@ fn in_final_channel(
     vocabulary: &Vocabulary,
 ) -> Constraint {
     let Some(schema) = schema(&constraint) else {
-        return constraint.lazy(Trigger::text("<|channel|>final<|message|>"));
+        return constraint.lazy(Trigger::text(FINAL_HEADER));
     };
     let mut grammar = GrammarWriter::new(answer_format, vocabulary);
     let lead = grammar.add_lead(may_think);

@@ -86,7 +86,7 @@ fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) ->
 fn read(answer_format: &AnswerFormat, text: &str) -> AnswerMessage {
     let mut parser = AnswerParser::new(Arc::new(answer_format.clone()));
     parser.push(text);
-    parser.finish(false);
+    parser.finish();
     parser.message().clone()
 }
 
@@ -213,7 +213,7 @@ fn open_reasoning_precedes_the_call() {
         let grammars = GrammarCompiler::new(Arc::clone(&vocabulary));
         let mut matcher = grammars.start_matcher(&constraint).unwrap();
         let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-        let close = vocabulary.encode("</think>", false, true);
+        let close = vocabulary.encode_markup("</think>");
         let text = "so it is <b>add</b>".bytes().map(i32::from).chain(close).chain(call.bytes().map(i32::from));
         for token in text {
             assert!(matcher.mask().unwrap().unwrap().is_allowed(token as u32), "{token}");
@@ -246,7 +246,7 @@ fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]
     let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
     let mut matcher = grammars.start_matcher(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
     let mut fits = true;
-    for token in pieces.iter().flat_map(|piece| vocabulary.encode(piece, false, true)) {
+    for token in pieces.iter().flat_map(|piece| vocabulary.encode_markup(piece)) {
         let piece = vocabulary.piece(token);
         let allowed = matcher.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32));
         fits &= allowed && matcher.permits(token, piece);

@@ -32,7 +32,7 @@ pub(super) fn to_lark(source: &str, vocabulary: &Vocabulary, deadline: Deadline)
         if let Some(id) = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>")) {
             return id.parse().ok().filter(|&id| vocabulary.contains(id));
         }
-        match vocabulary.encode(text, false, true)[..] {
+        match vocabulary.encode_markup(text)[..] {
             [token] => Some(token),
             _ => None,
         }

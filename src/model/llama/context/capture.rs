@@ -6,7 +6,8 @@ use crate::model::ModelError;
 use crate::model::llama::attention_capture::AttentionCapture;
 use crate::model::llama::attention_support::{AttentionSupport, UnsupportedAttention};
 use crate::model::llama::captures::{AttentionRow, Decoded, NoHiddenStates, TokenOutputs};
-use crate::model::llama::ffi::{self, CapturedRow, StateExtent};
+use crate::model::llama::ffi::CapturedRow;
+use crate::model::llama::ffi::sequence_state::{StateExtent, sequence_state};
 use crate::model::llama::layer_set::LayerSet;
 use crate::model::llama::lens::{HiddenStates, OutputHead, UnsupportedLens};
 use crate::model::llama::state::StateLayout;
@@ -66,7 +67,7 @@ impl Context<'_> {
         let attention = requested
             .attention
             .into_iter()
-            .zip(callback.take())
+            .zip(callback.take_rows())
             .filter(|(_, row)| is_complete(row))
             .map(|((index, row_len), CapturedRow { layer_ids, heads, values })| AttentionRow {
                 index,
@@ -115,7 +116,7 @@ impl Context<'_> {
             let head = OutputHead::probe(operations, states.as_ref(), logits, self.files);
             capabilities.lens_support = Some(head.map(|head| self.output_head = Some(Arc::new(head))));
         }
-        capabilities.layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full)
+        capabilities.layout = sequence_state(&self.llama, 0, StateExtent::Full)
             .and_then(|state| StateLayout::from_state(&state, self.max_sequence_tokens as usize, self.memory.window));
         self.clear(0);
         self.capabilities.clone_from(&capabilities);

@@ -5,7 +5,7 @@ use super::Context;
 use crate::events::TokenId;
 use crate::model::llama::captures::TokenOutputs;
 use crate::model::llama::checkpoints::{CheckpointPurpose, Checkpoints};
-use crate::model::llama::ffi::{self, StateExtent};
+use crate::model::llama::ffi::sequence_state::{StateExtent, sequence_state, set_sequence_state};
 use crate::model::llama::image_spans::ImageSpans;
 use crate::model::llama::memory::{OUT_OF_WINDOW, RECURRENT, WITHIN_IMAGE};
 use crate::model::{ModelError, ShiftError};
@@ -86,7 +86,7 @@ impl Context<'_> {
     /// Returns false if llama.cpp fails.
     fn restore_checkpoint(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
         let position = self.position(sequence, length);
-        let restored = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Partial)
+        let restored = set_sequence_state(&mut self.llama, sequence, state, StateExtent::Partial)
             && self.llama.kv_cache_seq_rm(sequence, Some(position), None).is_ok()
             && self.ends_after(sequence, length, &self.metadata(sequence).images);
         if restored {
@@ -118,7 +118,7 @@ impl Context<'_> {
         if !self.uses_checkpoints() || checkpoints.reaches(length) || is_divided {
             return;
         }
-        let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Partial) else {
+        let Some(state) = sequence_state(&self.llama, sequence, StateExtent::Partial) else {
             tracing::warn!(sequence, "llama.cpp cannot save a checkpoint");
             return;
         };
@@ -160,7 +160,7 @@ impl Context<'_> {
     /// # Errors
     /// [`ModelError::State`].
     pub fn save(&self, sequence: i32) -> Result<Vec<u8>, ModelError> {
-        ffi::sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { operation: "write" })
+        sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { operation: "write" })
     }
 
     /// Replaces a sequence with a state of `tokens` tokens, which [`Context::save`] wrote or which was validated with
@@ -177,7 +177,7 @@ impl Context<'_> {
     ) -> Result<(), ModelError> {
         // An empty sequence is filled from the first cell on, in the order of the tokens.
         self.clear(sequence);
-        if ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Full)
+        if set_sequence_state(&mut self.llama, sequence, state, StateExtent::Full)
             && self.ends_after(sequence, tokens, &metadata.images)
         {
             self.metadata[sequence as usize] = metadata;
@@ -249,11 +249,11 @@ impl Context<'_> {
     /// Removes a sequence of these tokens and overwrites its keys and values. Free cells are masked but still read, so
     /// a NaN in them would make the next sequence invalid.
     pub fn wipe(&mut self, sequence: i32, tokens: &[TokenId]) {
-        let state = ffi::sequence_state(&self.llama, sequence, StateExtent::Full);
+        let state = sequence_state(&self.llama, sequence, StateExtent::Full);
         let zeroed =
             state.zip(self.capabilities.layout.as_ref()).and_then(|(state, layout)| layout.zeroed(state, tokens).ok());
         let overwritten =
-            zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state, StateExtent::Full));
+            zeroed.is_some_and(|state| set_sequence_state(&mut self.llama, sequence, &state, StateExtent::Full));
         if !overwritten {
             tracing::error!(sequence, "cannot overwrite damaged keys and values");
         }

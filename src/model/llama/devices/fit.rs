@@ -1,6 +1,6 @@
 //! Estimate of the number of layers that fit on GPUs, computed from the model file before it is loaded.
 
-use super::super::ffi::types::type_layout;
+use super::super::ffi::model_info::type_layout;
 use super::super::{CacheType, ContextRequirements, GgufHeader, ModelOptions, SplitMode};
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,6 @@
 //! or on the GPU, from which only the probabilities are copied. Every type of keys and every processor is supported, and
 //! scores are rounded as they are without flash attention.
 
-use super::CapturedRow;
 use super::cpu::CpuBackend;
 use super::gpu_backend::{GpuBackend, buffer_of, device_of};
 use llama_cpp_sys_2 as sys;
@@ -21,6 +20,17 @@ const TENSORS_PER_ROW: usize = 9;
 const MAX_TENSORS: usize = MAX_ROWS * TENSORS_PER_ROW;
 /// Minimum multiplications per thread; fewer do not justify waking another thread.
 const WORK_PER_THREAD: usize = 1 << 17;
+
+/// The scores of one captured row: `[layer][head][row_len]`, layers as in `layer_ids`.
+#[derive(Debug, Clone, Default)]
+pub struct CapturedRow {
+    /// Layers with the node, in order.
+    pub layer_ids: Vec<u16>,
+    /// Heads per layer.
+    pub heads: u16,
+    /// The probabilities.
+    pub values: Vec<f32>,
+}
 
 /// A query row to compute.
 #[derive(Debug, Clone, Copy)]

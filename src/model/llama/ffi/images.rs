@@ -2,7 +2,7 @@
 //! parts, and decoding of their embeddings. llama-cpp-2 has no function that returns the embeddings.
 
 use super::loading::with_error_lines;
-use super::raw;
+use super::{raw_context, raw_model};
 use crate::events::TokenId;
 use crate::model::llama::image_spans::ImageLayout;
 use llama_cpp_2::context::LlamaContext;
@@ -55,8 +55,7 @@ impl Projector {
         params.n_threads = options.threads;
         params.image_min_tokens = options.min_tokens.unwrap_or(-1);
         params.image_max_tokens = options.max_tokens.unwrap_or(-1);
-        // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted in `loading`.
-        let raw: *const sys::llama_model = unsafe { std::mem::transmute_copy(&**model) };
+        let raw = raw_model(model);
         // SAFETY: the model is loaded, and the projector keeps it.
         let (width, context) = unsafe {
             let width = sys::llama_model_n_embd_inp(raw);
@@ -271,7 +270,7 @@ pub fn decode_embeddings(context: &mut LlamaContext<'_>, sections: usize, embedd
     let is_complete = count > 0 && rows.len() == count * width && positions.len() == count * sections;
     // llama.cpp aborts the process if the embeddings exceed a physical batch without causal attention.
     let fits = !non_causal || count <= context.n_ubatch() as usize;
-    let Some(context) = raw(context).filter(|_| is_complete && fits) else { return INVALID };
+    let Some(context) = raw_context(context).filter(|_| is_complete && fits) else { return INVALID };
     let mut sequence = sequence;
     let mut sequences = vec![&raw mut sequence; count];
     let mut sequence_counts = vec![1; count];

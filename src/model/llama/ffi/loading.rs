@@ -3,7 +3,6 @@
 //! llama-cpp-2 cannot pass `tensor_split`, and writes the reason of a failed load only to the log.
 
 use super::devices::{buffer, handles};
-use super::types;
 use crate::model::llama::MetadataValue;
 use crate::model::llama::devices::TensorRule;
 use llama_cpp_2::model::LlamaModel;
@@ -12,11 +11,6 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::OnceLock;
-
-const _: () = assert!(
-    size_of::<LlamaModel>() == size_of::<NonNull<sys::llama_model>>(),
-    "LlamaModel must only wrap a pointer to llama_model"
-);
 
 /// Maximum error lines kept per load.
 const MAX_LINES: usize = 16;
@@ -108,7 +102,7 @@ pub fn load<F: FnMut(f32) -> bool>(
     params.progress_callback_user_data = (&raw mut progress).cast();
     // SAFETY: the path is zero-terminated, and everything that `params` points to outlives the call.
     let model = with_error_lines(|| NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }))?;
-    // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted above, and owns it from
+    // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted in `ffi`, and owns it from
     // here on.
     Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) })
 }
@@ -152,25 +146,6 @@ fn write_text(to: &mut [c_char; 128], text: &str) {
 pub(super) fn with_error_lines<T>(make: impl FnOnce() -> Option<T>) -> Result<T, Vec<String>> {
     LINES.with_borrow_mut(Vec::clear);
     make().ok_or_else(|| LINES.take())
-}
-
-/// Returns the name of a model's file type, e.g. `Q8_0`.
-pub fn file_type(model: &LlamaModel) -> String {
-    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above.
-    let number = unsafe {
-        let model: *const sys::llama_model = std::mem::transmute_copy(model);
-        sys::llama_model_ftype(model)
-    };
-    types::file_type_name(number)
-}
-
-/// Returns llama.cpp's number of a model's tokenizer type.
-pub fn vocab_type(model: &LlamaModel) -> u32 {
-    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above.
-    unsafe {
-        let model: *const sys::llama_model = std::mem::transmute_copy(model);
-        sys::llama_vocab_type(sys::llama_model_get_vocab(model)) as u32
-    }
 }
 
 /// The previous destination of log lines.

@@ -2,7 +2,7 @@
 //! per decode, and once per layer if attention is captured.
 
 use super::cpu::{self, CpuBackend};
-use super::{EvalCallback, raw};
+use super::{EvalCallback, raw_context};
 use crate::model::llama::Numa;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_sys_2 as sys;
@@ -80,7 +80,7 @@ impl ThreadPool {
     /// Attaches the pool to the context. The caller keeps the pool as long as the context exists. Returns `false` if
     /// the context is not accessible.
     pub fn attach(&self, context: &mut LlamaContext<'_>) -> bool {
-        let Some(context) = raw(context) else { return false };
+        let Some(context) = raw_context(context) else { return false };
         // SAFETY: `context` is the context's own pointer, and the pool outlives it.
         unsafe { sys::llama_attach_threadpool(context, self.pool.as_ptr(), self.pool.as_ptr()) };
         true

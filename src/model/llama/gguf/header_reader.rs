@@ -1,7 +1,7 @@
 //! Reader of the header of a GGUF file.
 
 use super::{GgufError, GgufHeader, GgufScalar, GgufTensor};
-use crate::model::llama::ffi::types::type_layout;
+use crate::model::llama::ffi::model_info::type_layout;
 use std::io::{Read, Seek};
 
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;

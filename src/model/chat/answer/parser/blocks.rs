@@ -1,9 +1,10 @@
 //! Blocks of tool calls.
 
 use super::{AnswerParser, State};
+use crate::model::chat::answer::TextEnd;
 use crate::model::chat::answer::call::{CallParser, CallProgress, skip_space};
-use crate::model::chat::answer::next_call::{NextCall, find_next_call};
-use crate::model::chat::answer::{AnswerFormat, AnswerMessage, EndOfAnswer, retract_calls};
+use crate::model::chat::answer::next_call::{BlockPosition, NextCall, find_next_call};
+use crate::model::chat::answer::output::AnswerOutput;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ impl Block {
 impl AnswerParser {
     /// Parses the start of a call without a marker. Returns `None` if the text does not start like one, and otherwise
     /// the same as the functions in [`Self::advance`].
-    pub(super) fn parse_bare_call(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
+    pub(super) fn parse_bare_call(&mut self, text_end: TextEnd) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
         let mut forms = answer_format.syntax.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
         if answer_format.tools.is_empty() || forms.peek().is_none() {
@@ -55,31 +56,28 @@ impl AnswerParser {
         }
         let first = self.skip_blank();
         let rest = &self.text[first..];
-        if rest.is_empty() && answer_end.is_none() {
+        if rest.is_empty() && !text_end.is_final() {
             return Some(false);
         }
         let (index, form) = forms.find(|(_, form)| CallParser::may_be_bare(form, &answer_format, rest))?;
         self.state = State::Block(Box::new(Block {
             parser: Some(CallParser::new(form, first, rest, true)),
-            suppressed: is_full(&answer_format, &self.message),
+            suppressed: self.is_full(),
             ..Block::new(index, self.at, first..first)
         }));
         Some(true)
     }
 
     /// Parses calls. On entry, `self.at` is the start of the marker or the end of the last call.
-    pub(super) fn parse_block(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
+    pub(super) fn parse_block(&mut self, text_end: TextEnd) -> bool {
         let answer_format = Arc::clone(&self.answer_format);
+        let is_full = self.is_full();
         let State::Block(block) = &mut self.state else { return false };
         let form = &answer_format.syntax.calls[block.form];
         if let Some(parser) = &mut block.parser {
-            let syntax = (&*answer_format, form);
-            let progress = if block.suppressed {
-                parser.parse(syntax, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
-            } else {
-                parser.parse(syntax, &self.text, answer_end, &mut self.deltas, &mut self.message)
-            };
-            match progress {
+            let mut discarded = AnswerOutput::default();
+            let output = if block.suppressed { &mut discarded } else { &mut self.output };
+            match parser.parse(&answer_format, form, &self.text, text_end, output) {
                 CallProgress::More => return false,
                 CallProgress::Done(end) => {
                     block.last = Some(end);
@@ -89,7 +87,7 @@ impl AnswerParser {
                 }
                 CallProgress::Failed(at) => {
                     if parser.is_sent() && !block.suppressed {
-                        retract_calls(&mut self.deltas, &mut self.message, 1);
+                        self.output.retract_call();
                     }
                     self.reject_call(at);
                 }
@@ -97,13 +95,14 @@ impl AnswerParser {
             return true;
         }
         self.at = skip_space(&self.text, self.at);
-        match find_next_call(form, &self.text, self.at, block.last.is_some(), block.list, answer_end.is_some()) {
+        let position = BlockPosition { at: self.at, after_call: block.last.is_some(), list: block.list };
+        match find_next_call(form, &self.text, position, text_end) {
             NextCall::More => return false,
             NextCall::Next { at, list, kept } => {
                 block.last = block.last.map(|_| kept);
                 block.list = list;
                 block.parser = Some(CallParser::new(form, at, &self.text[at..], block.marker.is_empty()));
-                block.suppressed = is_full(&self.answer_format, &self.message);
+                block.suppressed = is_full;
             }
             NextCall::End(at) if block.last.is_some() => {
                 block.last = Some(at);
@@ -142,9 +141,9 @@ impl AnswerParser {
         self.at = block.last.unwrap_or(block.marker.start);
         true
     }
-}
 
-/// Returns true if no further call is permitted.
-fn is_full(answer_format: &AnswerFormat, message: &AnswerMessage) -> bool {
-    answer_format.single && !message.calls.is_empty()
+    /// Returns true if no further call is permitted.
+    fn is_full(&self) -> bool {
+        self.answer_format.single && !self.output.message.calls.is_empty()
+    }
 }

@@ -134,7 +134,7 @@ proptest! {
         apply(&mut client, parser.push(&text));
         apply(&mut client, parser.retract(chars));
         apply(&mut client, parser.push(&addition));
-        apply(&mut client, parser.finish(false));
+        apply(&mut client, parser.finish());
         let kept: String = text.chars().take(text.chars().count().saturating_sub(chars)).collect();
         prop_assert_eq!(client, read(family, &format!("{kept}{addition}")));
     }
