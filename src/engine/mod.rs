@@ -46,10 +46,11 @@ pub use options::{
     AttentionEncodeFn, Clock, DraftLimits, DraftModel, DrafterKind, EngineOptions, MAX_UNREAD_TIME, SpeculationOptions,
 };
 pub use output::{
-    EndReasoningOutcome, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta,
+    EndReasoningOutcome, MeasuredToken, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress,
+    TextDelta,
 };
 pub use recorded_parameters::recorded_parameter;
-pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
+pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request, shortest_f64};
 pub use run::dispatch::ModHealth;
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 

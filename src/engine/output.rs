@@ -20,9 +20,9 @@ pub enum Output {
         tokens: usize,
     },
     /// Probabilities of the prompt's tokens, if requested; before any text.
-    Prompt(Vec<(TokenMeasurement, Vec<Alternative>)>),
+    PromptProbabilities(Vec<MeasuredToken>),
     /// Progress of the prompt, if requested.
-    Progress(PromptProgress),
+    PromptProgress(PromptProgress),
     /// End of the run; always the last output.
     Ended(Arc<RunEnd>),
 }
@@ -32,15 +32,21 @@ pub enum Output {
 pub struct TextDelta {
     /// Complete characters; may be empty if a token has only the first bytes of a character.
     pub text: String,
-    /// Tokens, each with the model's most probable tokens at its position; forced tokens have none.
-    pub tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
+    /// Tokens of the text.
+    pub tokens: Vec<MeasuredToken>,
     /// Attention row of each of `tokens`, if requested; `None` for a token that a mod forced and that needed no decode.
     pub rows: Vec<Option<Arc<AttentionRow>>>,
-    /// Number of tokens to remove from the end of the earlier deltas before `tokens` are added, because a mod removed
-    /// them; only in runs with `per_token`.
-    pub retracted: usize,
     /// Reason for the end of the run, if this delta is known to be the last.
     pub last: Option<FinishReason>,
+}
+
+/// A token of a prompt or an answer.
+#[derive(Debug, Clone)]
+pub struct MeasuredToken {
+    /// Token, text and probability.
+    pub measurement: TokenMeasurement,
+    /// Most probable tokens at its position; none for a forced token.
+    pub alternatives: Vec<Alternative>,
 }
 
 /// Progress of a prompt.

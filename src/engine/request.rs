@@ -198,16 +198,16 @@ impl ContextLimit {
 /// Outputs that the API wants besides the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReportOptions {
-    /// Probabilities of the prompt's tokens, sent as [`crate::engine::Output::Prompt`]. They need a decode of the whole
-    /// prompt, including the cached part.
+    /// Probabilities of the prompt's tokens, sent as [`crate::engine::Output::PromptProbabilities`]. They need a decode
+    /// of the whole prompt, including the cached part.
     pub prompt_probabilities: bool,
-    /// Progress of the prompt, sent as [`crate::engine::Output::Progress`] before the first decode and after each
+    /// Progress of the prompt, sent as [`crate::engine::Output::PromptProgress`] before the first decode and after each
     /// decode.
     pub progress: bool,
     /// Most probable tokens after the sampler's last stage, instead of those of the model's distribution.
     pub after_sampler: bool,
     /// Every token as soon as it is outside the holdback, including those of a stop string, instead of the text of the
-    /// answer. Tokens that a mod removes are reported as [`crate::engine::TextDelta::retracted`].
+    /// answer.
     pub per_token: bool,
     /// Attention row of each token, in [`crate::engine::TextDelta::rows`]. Needs `attention` and `per_token`.
     pub attention_rows: bool,
@@ -238,6 +238,9 @@ pub struct Limits {
     /// The client's `max_tokens`; `None` if it sent none.
     #[serde(skip)]
     pub requested_max_tokens: Option<u32>,
+    /// True if the client sent `max_steps`; a mod that raises the maximum of tokens does not raise it.
+    #[serde(skip)]
+    pub has_requested_max_steps: bool,
     /// Server-wide maximum of answer tokens; `None` for no maximum. Set by [`Limits::apply_server_limit`].
     #[serde(skip)]
     pub server_max_tokens: Option<u32>,
@@ -256,6 +259,7 @@ impl Limits {
             min_indent: 0,
             max_time: None,
             requested_max_tokens: None,
+            has_requested_max_steps: false,
             server_max_tokens: None,
         }
     }
@@ -277,8 +281,7 @@ impl Limits {
 
     /// Returns the maximum of steps for an answer of `max_tokens` tokens: that of the client if it has set one.
     pub(super) fn max_steps_for(&self, max_tokens: u32) -> u32 {
-        let is_default = self.max_steps == Self::new(self.max_tokens).max_steps;
-        if is_default { self.max_steps.max(Self::new(max_tokens).max_steps) } else { self.max_steps }
+        if self.has_requested_max_steps { self.max_steps } else { self.max_steps.max(Self::new(max_tokens).max_steps) }
     }
 
     /// Returns the lower of `tokens` and the server-wide maximum.
@@ -288,7 +291,7 @@ impl Limits {
     }
 
     /// Bans the end-of-generation tokens in `sampling` if the limits ignore them.
-    pub(super) fn ban_end_tokens(&self, sampling: &mut SamplingParams, vocabulary: &Vocabulary) {
+    pub(crate) fn ban_end_tokens(&self, sampling: &mut SamplingParams, vocabulary: &Vocabulary) {
         if self.ignore_eos {
             let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
             sampling.logit_bias.extend(bans);
@@ -339,7 +342,8 @@ pub struct ReasoningBudget {
 }
 
 /// Converts a float to the double with the same shortest decimal form: 0.8, not 0.800000011920929.
-pub(super) fn shortest_f64(value: f32) -> f64 {
+#[must_use]
+pub fn shortest_f64(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
@@ -362,6 +366,7 @@ mod tests {
     fn longer_answer_has_more_steps() {
         assert_eq!(Limits::new(16).max_steps_for(1000), 4256);
         assert_eq!(Limits::new(16).max_steps_for(4), 320, "a shorter answer does not have fewer");
-        assert_eq!(Limits { max_steps: 40, ..Limits::new(16) }.max_steps_for(1000), 40, "the client's own maximum");
+        let requested = Limits { has_requested_max_steps: true, ..Limits::new(16) };
+        assert_eq!(requested.max_steps_for(1000), 320, "the client's own maximum, also if it is the default");
     }
 }

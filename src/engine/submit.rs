@@ -100,6 +100,7 @@ impl Engine {
                 Arc::new(AnswerFormat::plain(model.card().chat_template.as_deref().unwrap_or_default()))
             }),
             parameters: record_parameters(request, fork, model),
+            stop_tokens: request.limits.stop_tokens.clone(),
             seed: sampling.seed,
             grammars: Arc::clone(model.grammars()),
             hidden_layers: capabilities.hidden_layers,

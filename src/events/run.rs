@@ -11,6 +11,9 @@ use uuid::Uuid;
 pub struct RunId(pub Uuid);
 
 impl RunId {
+    /// The header of responses with the run's id.
+    pub const HEADER: &str = "x-thunder-run-id";
+
     /// Creates an id for a run that starts now.
     #[must_use]
     pub fn now() -> Self {

@@ -1,6 +1,7 @@
 //! `KoboldCPP`'s API as its clients use it, for example later versions of Halo Weave.
 
 mod bans;
+mod retractions;
 
 use crate::harness::{Server, SseReader, message_of, server};
 use base64::Engine;
@@ -152,6 +153,12 @@ async fn attention_is_sent_in_separate_frames() {
     let request = json!({"prompt": "The sky is", "max_length": 1, "temperature": 0, "ignore_eos": true});
     let (received, _) = frames(server, &request).await;
     assert_eq!(received.len(), 3, "{received:?}");
+    let mut with_nulls = request.clone();
+    with_nulls["output_attentions"] = Value::Null;
+    with_nulls["attention_format"] = Value::Null;
+    let (with_nulls, _) = frames(server, &with_nulls).await;
+    let sizes = [received, with_nulls].map(|frames| frames[1].as_ref().err().map(Vec::len));
+    assert!(sizes[0].is_some() && sizes[0] == sizes[1], "null counts as absent: {sizes:?}");
     for invalid in
         [json!({"input_ids": [100_000]}), json!({"input_ids": [4], "attention_format": "viz"}), json!({}), json!([])]
     {
@@ -202,7 +209,8 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
 #[tokio::test]
 async fn prompt_is_completed_with_and_without_stream() {
     let server = server().await;
-    let body = json!({"prompt": "The sky is", "max_length": 8, "temperature": 0, "max_context_length": 512, "rep_pen": 1.0, "n": 1,
+    // `null` counts as absent.
+    let body = json!({"prompt": "The sky is", "input_ids": null, "max_length": 8, "temperature": 0, "max_context_length": 512, "rep_pen": 1.0, "n": 1,
                       "quiet": true, "bypass_eos": true, "top_k": 0, "typical": 1, "sampler_order": [6, 0, 1, 3, 4, 2, 5]});
     let answer = server.answer("/api/v1/generate", &body).await;
     let result = &answer["results"][0];

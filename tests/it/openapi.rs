@@ -1,7 +1,7 @@
 //! The `OpenAPI` and `AsyncAPI` documents are valid and complete.
 
-use super::harness::server;
-use serde_json::Value;
+use super::harness::{server, with_fields};
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -177,6 +177,50 @@ async fn openapi_declares_request_fields_of_the_handbook() {
         let missing: Vec<&&str> = names.iter().filter(|name| !declared.contains_key(**name)).collect();
         assert!(missing.is_empty(), "{section}: {missing:?} are not declared");
     }
+}
+
+#[tokio::test]
+async fn declared_request_fields_are_read() {
+    let (server, document) = (server().await, document().await);
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let (chat, prompt) = (json!({"messages": messages, "max_tokens": 1}), json!({"prompt": "a", "max_tokens": 1}));
+    let tokens = json!({"input_ids": [40], "max_new_tokens": 1});
+    let sparse = with_fields(tokens.clone(), &json!({"attention_format": "sparse"}));
+    let weighted = json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers"});
+    let weighted = with_fields(tokens, &weighted);
+    let kobold = json!({"input_ids": [40], "max_length": 1});
+    let ollama = json!({"messages": messages, "prompt": "a", "stream": false, "logprobs": true,
+                        "options": {"num_predict": 1}});
+    let responses = json!({"input": "a", "max_output_tokens": 1, "store": false});
+    let mut unread = Vec::new();
+    for (schema, path, requests) in [
+        ("ChatCompletionRequest", "/v1/chat/completions", vec![&chat]),
+        ("CompletionBody", "/v1/completions", vec![&prompt]),
+        ("LlamaCompletionBody", "/completion", vec![&prompt]),
+        ("GenerateAttention", "/api/v1/generate", vec![&sparse, &weighted]),
+        ("KoboldStreamRequest", "/api/v1/generate", vec![&prompt, &kobold]),
+        ("MessagesBody", "/v1/messages", vec![&chat]),
+        ("ResponsesBody", "/v1/responses", vec![&responses]),
+        ("OllamaChatBody", "/api/chat", vec![&ollama]),
+        ("OllamaGenerateBody", "/api/generate", vec![&ollama]),
+    ] {
+        for name in properties(&document, &document["components"]["schemas"][schema]).into_keys() {
+            let mut rejected = false;
+            // No field permits both values.
+            for value in [json!({"?": [{}]}), json!(0.25)] {
+                for request in &requests {
+                    rejected |=
+                        server.post(path, &with_fields((*request).clone(), &json!({ name: value }))).await.0 == 400;
+                }
+            }
+            if !rejected {
+                unread.push(format!("{schema}.{name}"));
+            }
+        }
+    }
+    // Only the WebSocket reads the first; any value of the others is permitted.
+    let expected = ["GenerateAttention.message_format", "OllamaChatBody.keep_alive", "OllamaGenerateBody.keep_alive"];
+    assert_eq!(unread, expected, "no value of these declared fields is rejected");
 }
 
 #[tokio::test]

@@ -70,6 +70,6 @@ async fn count_tokens(
 ) -> Result<Json<CountTokensResponse>, AnthropicError> {
     let body = request::to_chat(&shared::parse_json(&body?)?)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded).await?;
+    let prepared = Conversation::parse(&app, Fields::new(&body)?.with_server_defaults(&app))?.prepare(&loaded).await?;
     Ok(Json(CountTokensResponse { input_tokens: prepared.tokens.len() }))
 }

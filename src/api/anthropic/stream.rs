@@ -9,7 +9,6 @@ use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::sse::{PendingEvents, push_typed};
 use crate::server::ApiError;
 use axum::response::sse::Event;
-use futures::future::BoxFuture;
 use serde_json::Map;
 
 /// Writer of the events of a message.
@@ -101,9 +100,8 @@ impl ChatEventWriter for MessageEventWriter {
         }
     }
 
-    fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
+    fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) {
         push_typed(pending, &MessageEvent::MessageStop);
-        None
     }
 
     fn on_error(&mut self, _: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {

@@ -75,7 +75,7 @@ pub(super) async fn show(
     query: Result<Query<ModelInfoParams>, ApiError>,
 ) -> Result<Json<ModelInfo>, AttentionError> {
     let Query(query) = query?;
-    let loaded = app.loaded_now(query.model.as_deref()).await?;
+    let loaded = app.loaded_for_read(query.model.as_deref()).await?;
     Ok(Json(describe(&loaded)))
 }
 
@@ -91,7 +91,7 @@ fn describe(loaded: &Loaded) -> ModelInfo {
     }
     for (name, literal) in [("im_start_id", "<|im_start|>"), ("im_end_id", "<|im_end|>")] {
         // A vocabulary without that token splits the text into several tokens.
-        if let [token] = vocabulary.encode(literal, false, true)[..] {
+        if let [token] = vocabulary.encode_markup(literal)[..] {
             special_tokens.insert(name.into(), token.into());
         }
     }

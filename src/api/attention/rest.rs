@@ -131,7 +131,7 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
                 }
                 sample.generated_tokens.push(token_fields(*token, options.logprobs));
             }
-            AttentionEvent::Retract { sample, tokens } => bytes -= samples[sample].retract(tokens),
+            AttentionEvent::Retract { sample, tokens, .. } => bytes -= samples[sample].retract(tokens),
             AttentionEvent::Pruning { sample, sentences } => samples[sample].pruning_suggestion = Some(sentences),
             AttentionEvent::Done(done) => {
                 let sample = &mut samples[done.sample];

@@ -26,8 +26,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 /// Maximum active requests of a connection.
 const MAX_REQUESTS: usize = 64;
@@ -36,7 +36,7 @@ const MAX_REQUESTS: usize = 64;
 struct ActiveRequest {
     /// Distinguishes the request from a later one with the same id.
     number: u64,
-    cancel: watch::Sender<bool>,
+    cancelled: CancellationToken,
 }
 
 /// State shared by the tasks of a connection.
@@ -65,12 +65,6 @@ pub(super) async fn open(State(app): State<App>, request: Request) -> Response {
         Ok(upgrade) => upgrade.serve(error_text, move |socket| serve(app, socket)),
         Err(error) => super::AttentionError(error).into_response(),
     }
-}
-
-/// Waits until the client cancels the request.
-async fn wait_for_cancel(cancelled: &mut watch::Receiver<bool>) {
-    // The sender is dropped only after the request has ended.
-    let _ = cancelled.wait_for(|cancelled| *cancelled).await;
 }
 
 fn error_text(error: &ApiError) -> String {
@@ -146,7 +140,7 @@ impl Connection {
             Some(other) => return Err(invalid_value("message_format", "\"json\" or \"msgpack\"", &Value::from(other))),
         };
         let id = parameters::request_id(fields)?.unwrap_or_else(|| system::new_id().to_string());
-        let (number, (cancel, cancelled)) = (system::random(), watch::channel(false));
+        let (number, cancelled) = (system::random(), CancellationToken::new());
         {
             let mut requests = self.requests();
             if requests.len() >= MAX_REQUESTS {
@@ -158,7 +152,7 @@ impl Connection {
                 let message = format!("request '{id}' is already active on this connection; use a unique request_id");
                 return Err(ApiError::conflict(message).at("request_id").code(ErrorCode::DuplicateRequestId));
             }
-            requests.insert(id.clone(), ActiveRequest { number, cancel });
+            requests.insert(id.clone(), ActiveRequest { number, cancelled: cancelled.clone() });
         }
         let connection = self.clone();
         tasks.spawn(async move {
@@ -189,7 +183,7 @@ impl Connection {
         })?;
         match self.requests().get(id) {
             Some(active) => {
-                active.cancel.send_replace(true);
+                active.cancelled.cancel();
                 Ok(())
             }
             None => Err(ApiError::not_found("active request", id).at("request_id")),
@@ -201,7 +195,7 @@ impl Connection {
         format: MessageFormat,
         body: &Value,
         id: &str,
-        mut cancelled: watch::Receiver<bool>,
+        cancelled: CancellationToken,
         deregister: &(dyn Fn() + Sync),
     ) -> Result<(), ApiError> {
         let received = Instant::now();
@@ -209,7 +203,7 @@ impl Connection {
         let fields = Fields::new(body)?;
         let (runs, options) = tokio::select! {
             biased;
-            () = wait_for_cancel(&mut cancelled) => {
+            () = cancelled.cancelled() => {
                 deregister();
                 return self.send_cancelled_before_start(format, fields, id, received).await;
             }
@@ -221,7 +215,7 @@ impl Connection {
         loop {
             let event = tokio::select! {
                 event = stream.next() => event?,
-                () = wait_for_cancel(&mut cancelled) => {
+                () = cancelled.cancelled() => {
                     deregister();
                     return self.send_cancelled(&writer, stream, &ended).await;
                 }

@@ -6,6 +6,7 @@ use super::request::{DetokenizeAttention, TokenizeAttention};
 use crate::api::shared::attention::request::token_ids;
 use crate::api::shared::{self, Fields, ModelBody, parameters};
 use crate::events::TokenId;
+use crate::model::TokenizeOptions;
 use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
@@ -58,7 +59,7 @@ pub(super) async fn tokenize(
     let add_special = fields.flag("add_special_tokens")?.unwrap_or(false);
     let loaded = app.loaded(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
-    let token_ids = parameters::encode(vocabulary, text, add_special, true);
+    let token_ids = parameters::encode(vocabulary, text, TokenizeOptions { add_special, parse_special: true });
     let texts = vocabulary.texts(&token_ids);
     let tokens = token_ids.iter().zip(texts).map(|(&token_id, text)| TokenizedToken { token_id, text }).collect();
     Ok(Json(TokenizedText { tokens, token_count: token_ids.len(), token_ids }))

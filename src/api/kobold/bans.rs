@@ -71,7 +71,7 @@ impl Bans {
             let expected = format!("a list of phrases of at most {MAX_PHRASE_CHARS} characters");
             return Err(invalid_value(name, &expected, entry));
         }
-        let tokens = vocabulary.encode(text, false, true);
+        let tokens = vocabulary.encode_markup(text);
         // The mod also removes a phrase that consists of other tokens. Control tokens are not part of the text.
         if let [token] = tokens[..] {
             self.tokens.push(token);

@@ -4,9 +4,9 @@ use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
 use super::request::{self, GenkeyRequest, KoboldRequest, KoboldStreamRequest};
 use super::response::{KoboldAbortResponse, KoboldLogprobs, KoboldPartialResult, KoboldResult, KoboldResults};
-use crate::api::shared::generation::{self, RunClient, Runs, SentTokens};
+use crate::api::shared::generation::{self, CollectedTokens, RunClient, Runs};
 use crate::api::shared::{self, Fields};
-use crate::engine::{Output, TextDelta};
+use crate::engine::{MeasuredToken, Output, TextDelta};
 use crate::events::{FinishReason, RunEnd, Scope, Usage};
 use crate::model::Vocabulary;
 use crate::server::ApiError;
@@ -69,7 +69,7 @@ pub(super) struct KoboldGeneration {
     /// Number of characters of each reported token.
     sent_chars: Vec<usize>,
     /// The tokens with their measurements, if log-probabilities were requested.
-    tokens: Option<SentTokens>,
+    tokens: Option<CollectedTokens>,
 }
 
 /// An event of a generation.
@@ -91,7 +91,7 @@ pub(super) async fn start(client: &RunClient, genkeys: &Genkeys, body: &Value) -
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
     let runs = Runs::start(client, &loaded, vec![request]).await?;
-    let tokens = logprobs.then(SentTokens::default);
+    let tokens = logprobs.then(CollectedTokens::default);
     Ok(KoboldGeneration { runs, entry, vocabulary, render_special, per_token, sent_chars: Vec::new(), tokens })
 }
 
@@ -110,13 +110,13 @@ impl KoboldGeneration {
                 }
             };
             let Some((_, output)) = output else { return Ok(None) };
-            if let (Some(sent), Output::Retract { tokens, .. }) = (&mut self.tokens, &output) {
-                sent.retract(*tokens);
-            }
             let event = match output {
                 Output::Text(delta) => self.text_event(delta),
-                Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. } => continue,
-                Output::Retract { chars, .. } => GenerationEvent::Retract(chars),
+                Output::Retract { chars, tokens } => match self.retract(chars, tokens) {
+                    0 => continue,
+                    chars => GenerationEvent::Retract(chars),
+                },
+                Output::PromptProbabilities(_) | Output::PromptProgress(_) => continue,
                 Output::Ended(end) => GenerationEvent::Ended(end),
             };
             match &event {
@@ -131,29 +131,36 @@ impl KoboldGeneration {
 
     /// Returns the log-probabilities of the tokens if they were requested.
     fn logprobs(&self) -> Option<Arc<KoboldLogprobs>> {
-        self.tokens.as_ref().map(|sent| Arc::new(KoboldLogprobs::new(sent, &self.vocabulary)))
+        self.tokens.as_ref().map(|tokens| Arc::new(KoboldLogprobs::new(tokens, &self.vocabulary)))
     }
 
     fn text_event(&mut self, delta: TextDelta) -> GenerationEvent {
-        if let Some(sent) = &mut self.tokens {
-            sent.retract(delta.retracted);
-            sent.tokens.extend(delta.tokens.iter().cloned());
+        let mut text = delta.text;
+        if self.per_token {
+            text.clear();
+            for MeasuredToken { measurement, .. } in &delta.tokens {
+                let shown = self.render_special || !self.vocabulary.is_control(measurement.token);
+                let visible = if shown { measurement.text.as_str() } else { "" };
+                self.sent_chars.push(visible.chars().count());
+                text.push_str(visible);
+            }
         }
-        if delta.retracted > 0 {
-            let removed = self.sent_chars.split_off(self.sent_chars.len().saturating_sub(delta.retracted));
-            return GenerationEvent::Retract(removed.iter().sum());
-        }
-        if !self.per_token {
-            return GenerationEvent::Text(delta.text);
-        }
-        let mut text = String::new();
-        for (measurement, _) in &delta.tokens {
-            let shown = self.render_special || !self.vocabulary.is_control(measurement.token);
-            let visible = if shown { measurement.text.as_str() } else { "" };
-            self.sent_chars.push(visible.chars().count());
-            text.push_str(visible);
+        if let Some(tokens) = &mut self.tokens {
+            tokens.update(0, delta.tokens);
         }
         GenerationEvent::Text(text)
+    }
+
+    /// Removes the last characters and tokens. Returns the number of characters to remove from the reported text.
+    fn retract(&mut self, chars: usize, tokens: usize) -> usize {
+        if let Some(collected) = &mut self.tokens {
+            collected.update(tokens, Vec::new());
+        }
+        if !self.per_token {
+            return chars;
+        }
+        // The reported text lacks hidden tokens.
+        self.sent_chars.split_off(self.sent_chars.len().saturating_sub(tokens)).iter().sum()
     }
 }
 

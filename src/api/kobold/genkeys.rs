@@ -1,11 +1,12 @@
 //! Registry of generations, which other connections can poll and abort by their `genkey`.
 
 use super::response::KoboldLogprobs;
+use crate::api::shared::attention::AttentionEvent;
 use crate::events::{Scope, Tenant};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 /// Maximum length of a stored key.
 const MAX_KEY_CHARS: usize = 256;
@@ -32,7 +33,7 @@ struct ActiveGeneration {
     /// The client's key; empty for none.
     key: String,
     text: Arc<Mutex<String>>,
-    abort: watch::Sender<bool>,
+    aborted: CancellationToken,
 }
 
 /// A registered generation; dropping it removes it from the registry.
@@ -40,17 +41,17 @@ pub(super) struct GenerationEntry {
     genkeys: Genkeys,
     number: u64,
     text: Arc<Mutex<String>>,
-    aborted: watch::Receiver<bool>,
+    aborted: CancellationToken,
 }
 
 impl Genkeys {
     /// Registers a generation.
     pub(super) fn register(&self, owner: Option<&Tenant>, key: &str) -> GenerationEntry {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let (abort, aborted) = watch::channel(false);
+        let aborted = CancellationToken::new();
         let text = Arc::<Mutex<String>>::default();
         let key = key.chars().take(MAX_KEY_CHARS).collect();
-        let active = ActiveGeneration { owner: owner.cloned(), key, text: Arc::clone(&text), abort };
+        let active = ActiveGeneration { owner: owner.cloned(), key, text: Arc::clone(&text), aborted: aborted.clone() };
         self.lock().insert(number, active);
         GenerationEntry { genkeys: self.clone(), number, text, aborted }
     }
@@ -68,7 +69,7 @@ impl Genkeys {
         let active = self.lock();
         let mut found = false;
         for generation in active.values().filter(|generation| generation.matches(scope, key)) {
-            generation.abort.send_replace(true);
+            generation.aborted.cancel();
             found = true;
         }
         found
@@ -106,6 +107,15 @@ impl GenerationEntry {
         }
     }
 
+    /// Applies an event of an answer to `input_ids`. The text is that of the first sample.
+    pub(super) fn apply(&self, event: &AttentionEvent) {
+        match event {
+            AttentionEvent::Token(token) if token.sample == 0 => self.add(token.text()),
+            AttentionEvent::Retract { sample: 0, chars, .. } => self.retract(*chars),
+            _ => {}
+        }
+    }
+
     /// Stores the log-probabilities of the complete answer and replaces those of earlier generations with the same key.
     pub(super) fn keep_logprobs(&self, logprobs: Option<Arc<KoboldLogprobs>>) {
         let found = self.genkeys.lock().get(&self.number).map(|active| (active.owner.clone(), active.key.clone()));
@@ -119,10 +129,8 @@ impl GenerationEntry {
     }
 
     /// Waits until the generation is aborted.
-    pub(super) async fn wait_for_abort(&mut self) {
-        if self.aborted.wait_for(|aborted| *aborted).await.is_err() {
-            std::future::pending::<()>().await;
-        }
+    pub(super) async fn wait_for_abort(&self) {
+        self.aborted.cancelled().await;
     }
 
     /// Returns the text so far.

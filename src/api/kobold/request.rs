@@ -1,13 +1,15 @@
 //! Parses a body with a `prompt` into an engine request.
 
 use super::bans::Bans;
-use crate::api::shared::attention::{apply_aliases, restore_client_names};
+use crate::api::shared::aliases::{defaults_with_aliases, restore_client_names};
 use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::images::{ImageReader, RequestImages};
+use crate::api::shared::parameters::AnswerLength;
 use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
+use crate::model::TokenizeOptions;
 use crate::server::{ApiError, App, Loaded};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -60,12 +62,12 @@ pub(super) struct KoboldStreamRequest {
     banned_tokens: Option<Vec<Value>>,
     /// Ids of tokens that are never sampled, separated by commas; only with `prompt`.
     custom_token_bans: Option<String>,
-    /// Send attention with each token.
-    #[schema(default = true)]
+    /// Send attention with each token; only with `input_ids`, or on the WebSocket. Default is true on the WebSocket,
+    /// false over HTTP.
     output_attentions: Option<bool>,
-    /// `aggregated`: one number per position, by default the mean of all heads (see `aggregation_mode`). `per_layer`:
-    /// every head of every layer.
-    #[schema(default = "aggregated")]
+    /// `aggregated`, the default on the WebSocket: one number per position, by default the mean of all heads (see
+    /// `aggregation_mode`). `per_layer`, the default over HTTP: every head of every layer. Over HTTP also the other
+    /// formats of the attention API.
     attention_format: Option<String>,
     /// Scales of LoRA adapters; adapters that are not listed are not applied.
     lora: Option<Vec<AdapterScaleBody>>,
@@ -105,7 +107,7 @@ pub(super) fn default_length(app: &App) -> i64 {
 /// 400 naming the invalid field.
 pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
     let images = read_images(app, loaded, fields).await?;
-    let mut defaults = apply_aliases(app, fields);
+    let mut defaults = defaults_with_aliases(app, fields);
     defaults.entry("max_tokens").or_insert(default_length(app).into());
     defaults.remove("n_predict");
     if bans_end(fields)? {
@@ -118,7 +120,7 @@ pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Res
         None => fields,
     };
     // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
-    let mut parsed = parse_fields(app, loaded, replaced.with_defaults(&defaults).clamp_numbers(), images)
+    let mut parsed = parse_fields(app, loaded, replaced.with_defaults(&defaults).lenient(), images)
         .map_err(|error| restore_client_names(error, fields))?;
     if let Some(bans) = bans {
         parsed.request.mods.extend(bans.mods(app.registry())?);
@@ -156,7 +158,7 @@ fn parse_fields(
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         // As in KoboldCPP, the stop string is part of the text only if `trim_stop` is false.
         report: ReportOptions { per_token: !trim_stop, ..ReportOptions::default() },
-        ..base_request(app, loaded, fields, prompt, Surface::Kobold, 1)?
+        ..base_request(app, loaded, fields, prompt, Surface::Kobold, AnswerLength::NotEmpty)?
     };
     images.move_to(&mut request);
     Ok(KoboldRequest {
@@ -167,8 +169,8 @@ fn parse_fields(
     })
 }
 
-/// Tokenizes `memory` and `prompt`, with the images between them. If the answer would not fit, the start of the prompt is
-/// dropped, as in `KoboldCPP`.
+/// Tokenizes `memory` and `prompt`, with the images between them. If the answer would not fit, the start of the prompt
+/// is dropped, as in `KoboldCPP`.
 fn prompt(
     loaded: &Loaded,
     fields: Fields<'_>,
@@ -187,9 +189,13 @@ fn prompt(
     let media: Vec<TokenId> = images.images.iter().flat_map(|image| image.tokens()).copied().collect();
     // The engine rejects images that do not fit.
     let room = room.saturating_sub(media.len()).max(1);
-    let mut kept = parameters::encode(vocabulary, memory, true, true);
+    let mut kept = parameters::encode(vocabulary, memory, TokenizeOptions::PROMPT);
     kept.truncate(room - 1);
-    let tokens = parameters::encode(vocabulary, text, kept.is_empty(), true);
+    let tokens = parameters::encode(
+        vocabulary,
+        text,
+        TokenizeOptions { add_special: kept.is_empty(), ..TokenizeOptions::PROMPT },
+    );
     let free = room - kept.len();
     kept.extend(media);
     kept.extend(&tokens[tokens.len().saturating_sub(free)..]);

@@ -2,8 +2,9 @@
 
 use super::error::KoboldErrorResponse;
 use crate::api::shared::generation::{
-    LogprobsByText, ProbabilityFormatter, SentTokens, ThunderFields, TokenLogprob, text_or_bytes,
+    LogprobsByText, ProbabilityFormatter, ThunderFields, TokenLogprob, text_or_bytes,
 };
+use crate::engine::MeasuredToken;
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use serde::Serialize;
@@ -110,14 +111,14 @@ impl KoboldStreamEvent {
 
 impl KoboldLogprobs {
     /// Returns the log-probabilities of the answer's tokens.
-    pub(super) fn new(sent: &SentTokens, vocabulary: &Vocabulary) -> Self {
+    pub(super) fn new(tokens: &[MeasuredToken], vocabulary: &Vocabulary) -> Self {
         let formatter =
             ProbabilityFormatter { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
         let (mut lists, mut offset) = (Self::default(), 0);
-        for (measurement, others) in &sent.tokens {
+        for MeasuredToken { measurement, alternatives } in tokens {
             let (id, bytes, token) = formatter.parts(measurement.token);
             let logprob = formatter.logprob(measurement).into();
-            let top_logprobs = formatter.top_logprobs(others);
+            let top_logprobs = formatter.top_logprobs(alternatives);
             let mut by_text = LogprobsByText::default();
             for other in top_logprobs.iter().filter(|other| other.id != id) {
                 by_text.insert(text_or_bytes(&other.bytes), other.logprob);
@@ -147,10 +148,11 @@ mod tests {
         let pieces = ["ä".as_bytes(), &"ä".as_bytes()[..1], &"日".as_bytes()[..1]].map(Box::from).into();
         let vocabulary =
             Vocabulary::new(pieces, vec![false; 3], Vec::new(), SpecialTokens::default(), |_, _, _| Vec::new());
-        let others = [(2, 0.5), (1, 0.25)].map(|(token, prob)| Alternative { token, text: "?".into(), prob }).into();
+        let alternatives =
+            [(2, 0.5), (1, 0.25)].map(|(token, prob)| Alternative { token, text: "?".into(), prob }).into();
         let measurement =
             TokenMeasurement { token: 1, text: String::new(), logprob: Some(-1.5), rank: None, entropy: None };
-        let lists = KoboldLogprobs::new(&SentTokens { tokens: vec![(measurement, others)] }, &vocabulary);
+        let lists = KoboldLogprobs::new(&[MeasuredToken { measurement, alternatives }], &vocabulary);
         let lists = serde_json::to_value(lists).unwrap();
         let token = &lists["tokens"][0];
         assert_eq!((token, &lists["content"][0]["token"]), (&"\u{fffd}".into(), token));

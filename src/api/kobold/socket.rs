@@ -14,6 +14,7 @@ use crate::api::shared::fields::invalid_value;
 use crate::api::shared::generation::{RunClient, Runs};
 use crate::api::shared::sse::to_json;
 use crate::api::shared::{self, Fields, parameters};
+use crate::model::TokenizeOptions;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
 use axum::Extension;
@@ -91,7 +92,7 @@ impl Connection {
         self.send_events(AttentionStream::new(runs, options), entry).await
     }
 
-    async fn send_events(&self, mut stream: AttentionStream, mut entry: GenerationEntry) -> Result<(), ApiError> {
+    async fn send_events(&self, mut stream: AttentionStream, entry: GenerationEntry) -> Result<(), ApiError> {
         let writer = writer(&stream.options);
         loop {
             let event = tokio::select! {
@@ -102,15 +103,15 @@ impl Connection {
                     return Ok(());
                 }
             };
+            let Some(event) = event else { return Ok(()) };
+            entry.apply(&event);
             let messages = match event {
-                None => return Ok(()),
-                Some(AttentionEvent::Failed { error, .. }) => return Err(error),
-                Some(AttentionEvent::Token(token)) => {
-                    entry.add(token.text());
+                AttentionEvent::Failed { error, .. } => return Err(error),
+                AttentionEvent::Token(token) => {
                     let (token, numbers) = writer.write_split(*token).await?;
                     [Some(token), numbers]
                 }
-                Some(event) => [Some(writer.write(event).await?), None],
+                event => [Some(writer.write(event).await?), None],
             };
             for message in messages.into_iter().flatten() {
                 if self.outgoing.send(message).await.is_err() {
@@ -129,7 +130,7 @@ fn writer(options: &AttentionOptions) -> AttentionWriter {
 fn apply_defaults(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
     let fields = Fields::new(body)?;
     let tokens = match (fields.get("input_ids"), fields.text("prompt")?) {
-        (None, Some(prompt)) => Some(parameters::encode(loaded.vocabulary(), prompt, true, true)),
+        (None, Some(prompt)) => Some(parameters::encode(loaded.vocabulary(), prompt, TokenizeOptions::PROMPT)),
         _ => None,
     };
     if let Some(format) = fields.text("attention_format")?
@@ -138,6 +139,8 @@ fn apply_defaults(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
         return Err(invalid_value("attention_format", "\"aggregated\" or \"per_layer\"", &Value::from(format)));
     }
     if let Some(object) = body.as_object_mut() {
+        // `null` counts as absent.
+        object.retain(|_, value| !value.is_null());
         object.entry("output_attentions").or_insert(true.into());
         object.entry("attention_format").or_insert("aggregated".into());
         // Numbers are always binary, and there is only one answer.

@@ -36,7 +36,7 @@ pub(super) async fn generate(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, KoboldError> {
     let body = shared::parse_json(&body?)?;
-    let response = if body.get("input_ids").is_some() {
+    let response = if attention::has_input_ids(&body) {
         stream_tokens(&client, &genkeys, &body).await?
     } else {
         stream_text(&client, &genkeys, &body).await?
@@ -113,9 +113,7 @@ impl TokenEvents {
         match event {
             Ok(None) => None,
             Ok(Some(event)) => {
-                if let Some(text) = event.text() {
-                    self.entry.add(text);
-                }
+                self.entry.apply(&event);
                 match self.writer.write(event).await {
                     Ok(message) => Some((message_text(Ok(message)), true)),
                     Err(error) => Some((message_text(self.writer.error(&error, None)), false)),

@@ -5,6 +5,7 @@ use super::request::{KoboldDetokenizeRequest, KoboldTokenCountRequest};
 use crate::api::shared::attention;
 use crate::api::shared::{self, Fields, ModelBody, parameters};
 use crate::events::TokenId;
+use crate::model::TokenizeOptions;
 use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
@@ -47,7 +48,8 @@ pub(super) async fn count(
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let special = fields.flag("special")?.unwrap_or(true);
     let loaded = app.loaded(fields.text("model")?).await?;
-    let ids = parameters::encode(loaded.vocabulary(), text, special, true);
+    let ids =
+        parameters::encode(loaded.vocabulary(), text, TokenizeOptions { add_special: special, parse_special: true });
     Ok(Json(KoboldTokensResponse { value: ids.len(), ids }))
 }
 

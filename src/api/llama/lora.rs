@@ -5,8 +5,8 @@ use super::response::SuccessResponse;
 use crate::api::shared::body::AdapterScaleBody;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::abbreviate;
-use crate::api::shared::settings::to_shortest_f64;
-use crate::api::shared::{self, adapters};
+use crate::api::shared::{self, parameters};
+use crate::engine::shortest_f64;
 use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
@@ -44,13 +44,13 @@ async fn list(
     State(app): State<App>,
     Query(params): Query<ModelParams>,
 ) -> Result<Json<Vec<AdapterResponse>>, LlamaError> {
-    let loaded = app.loaded_now(params.model.as_deref()).await?;
+    let loaded = app.loaded_for_read(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
     let defaults = adapters.default_set();
     let responses = adapters.loras().iter().enumerate().map(|(id, adapter)| AdapterResponse {
         id,
         path: adapter.path.display().to_string(),
-        scale: to_shortest_f64(defaults.scale(id)),
+        scale: shortest_f64(defaults.scale(id)),
         task_name: adapter.task_name.clone(),
         prompt_prefix: adapter.prompt_prefix.clone(),
     });
@@ -75,8 +75,8 @@ async fn scale(
     let body = shared::parse_json(&body?)?;
     let known = loaded.model().adapters();
     let list = body.as_array().ok_or_else(|| {
-        ApiError::bad_request(format!("the body must be {}, got {}", adapters::ADAPTER_LIST, abbreviate(&body)))
+        ApiError::bad_request(format!("the body must be {}, got {}", parameters::ADAPTER_LIST, abbreviate(&body)))
     })?;
-    known.set_default_loras(&adapters::parse_loras(list, "body", known)?);
+    known.set_default_loras(&parameters::parse_loras(list, "body", known)?);
     Ok(Json(SuccessResponse::default()))
 }

@@ -1,6 +1,7 @@
 //! Unloads models that are idle; the next request loads them again.
 
 use super::props;
+use crate::model::chat::ChatTemplate;
 use crate::server::models::SleepingModel;
 use crate::server::{App, Loaded};
 use std::collections::HashMap;
@@ -48,5 +49,7 @@ async fn describe(app: &App, loaded: &Loaded) -> Option<SleepingModel> {
     props.is_sleeping = true;
     let props = serde_json::value::to_raw_value(&props).ok()?;
     let statuses = [Arc::clone(loaded.engine().status()), Arc::clone(loaded.encoder().status())];
-    Some(SleepingModel { props, statuses })
+    let template = loaded.template().ok().map(ChatTemplate::source).or(loaded.model().card().chat_template.as_deref());
+    let chat_template = template.filter(|template| !template.is_empty()).map(str::to_owned);
+    Some(SleepingModel { props, chat_template, vision: loaded.model().images().is_some(), statuses })
 }

@@ -49,5 +49,5 @@ async fn input_tokens(body: Result<ModelBody, ApiError>) -> Result<Json<InputTok
 
 /// Parses and renders a conversation.
 async fn prepare(ModelBody { app, body, loaded }: ModelBody) -> Result<PreparedChat, ApiError> {
-    Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded).await
+    Conversation::parse(&app, Fields::new(&body)?.with_server_defaults(&app))?.prepare(&loaded).await
 }

@@ -5,6 +5,7 @@ use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{ModelBody, parameters};
 use crate::events::TokenId;
+use crate::model::TokenizeOptions;
 use crate::server::{ApiError, App};
 use axum::Json;
 use axum::extract::{Query, State};
@@ -128,15 +129,17 @@ async fn tokenize(body: Result<ModelBody, ApiError>) -> Result<Json<TokenizeResp
     let vocabulary = loaded.vocabulary();
     if let (None, Some(prompt)) = (fields.get("content"), fields.get("prompt")) {
         let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
-        let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, add_special, true)?;
+        let options = TokenizeOptions { add_special, parse_special: true };
+        let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, options)?;
         let context = loaded.engine().context_per_slot();
         return Ok(Json(TokenizeResponse::Vllm { count: tokens.len(), max_model_len: context, tokens }));
     }
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
+    let options = TokenizeOptions { add_special, parse_special };
     let tokens: Vec<TokenId> = match fields.get("content") {
         None => Vec::new(),
-        Some(content) => parameters::encode_prompt(content, "content", vocabulary, add_special, parse_special)?,
+        Some(content) => parameters::encode_prompt(content, "content", vocabulary, options)?,
     };
     if !fields.flag("with_pieces")?.unwrap_or(false) {
         return Ok(Json(TokenizeResponse::Ids { tokens }));
@@ -177,7 +180,7 @@ async fn tokenizer_info(
     State(app): State<App>,
     Query(params): Query<ModelParams>,
 ) -> Result<Json<TokenizerInfoResponse>, LlamaError> {
-    let loaded = app.loaded_now(params.model.as_deref()).await?;
+    let loaded = app.loaded_for_read(params.model.as_deref()).await?;
     let (vocabulary, card) = (loaded.vocabulary(), loaded.model().card());
     let special = vocabulary.special();
     let text =

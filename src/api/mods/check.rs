@@ -1,9 +1,9 @@
 //! Validates an upload without registering it.
 
-use crate::mods::python::{LoadError, PythonMods, last_location};
-use crate::mods::{ModFactory, ModOrigin, ModSource, ModUpload};
+use crate::mods::python::{LoadError, last_location};
+use crate::mods::{ModFactory, ModSource, ModUpload};
 use crate::server::extract::Json;
-use crate::server::mods::{require_upload_rights, try_import, validate_upload};
+use crate::server::mods::{ImportError, import, python_for_uploads, require_upload_rights, validate_upload};
 use crate::server::{ApiError, App, Caller, ErrorKind, Problem};
 use axum::extract::State;
 use serde::Serialize;
@@ -77,17 +77,16 @@ pub(super) async fn validate_and_import(
         ModSource::Text(_) => Vec::new(),
         ModSource::Files(files) => files.keys().cloned().collect(),
     };
-    let python = PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() };
-    match try_import(upload, python).await? {
+    match import(upload, python_for_uploads(app)).await {
         Ok(factory) => Ok(Ok(factory)),
-        Err(error) => match (error.line(), error.traceback().map(str::to_owned), error) {
-            (line, traceback, LoadError::Failed { message, .. }) => {
-                let paths = files.iter().map(String::as_str);
-                let location = traceback.as_deref().and_then(|traceback| last_location(paths, traceback));
-                let (file, line) = location.map_or((None, line), |(file, line)| (Some(file.to_owned()), Some(line)));
-                Ok(Err(CheckProblem { file, line, message, traceback, pointer: "source".into() }))
-            }
-            (_, _, error) => Err(ApiError::unavailable(error.to_string())),
-        },
+        Err(ImportError::Load(ref error @ LoadError::Failed { ref message, .. })) => {
+            let traceback = error.traceback().map(str::to_owned);
+            let paths = files.iter().map(String::as_str);
+            let location = traceback.as_deref().and_then(|traceback| last_location(paths, traceback));
+            let (file, line) =
+                location.map_or((None, error.line()), |(file, line)| (Some(file.to_owned()), Some(line)));
+            Ok(Err(CheckProblem { file, line, message: message.clone(), traceback, pointer: "source".into() }))
+        }
+        Err(error) => Err(error.into()),
     }
 }

@@ -3,7 +3,7 @@
 use super::check::{CheckProblem, validate_and_import};
 use crate::mods::ModUpload;
 use crate::server::extract::Json;
-use crate::server::mods::{DryRunReport, dry_run, require_upload_rights, run_with_permits};
+use crate::server::mods::{DryRunOptions, DryRunReport, dry_run, require_upload_rights, run_with_permits};
 use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,10 @@ pub async fn run(
     };
     let deadline = Instant::now() + TIMEOUT;
     let limits = model.engine().replay_limits();
-    let call = move || dry_run(model.model(), &*factory, config.as_ref(), &id, &document, limits, Some(deadline));
+    let call = move || {
+        let options = DryRunOptions { run: &id, config: config.as_ref(), limits, deadline: Some(deadline) };
+        dry_run(model.model(), &*factory, &document, options)
+    };
     let report = run_with_permits(permit, call).await?;
     let report = report.map_err(|reason| ApiError::invalid("run", format!("the run cannot be replayed: {reason}")))?;
     Ok(axum::Json(DryRunResponse { problems: Vec::new(), report: Some(report) }))
@@ -77,8 +80,8 @@ pub async fn run(
 
 /// Returns the loaded model with that name, or the default model, which may have the same vocabulary.
 async fn model_of(app: &App, name: Option<&str>) -> Result<Loaded, ApiError> {
-    match app.loaded_now(name).await {
-        Err(_) if name.is_some() => app.loaded_now(None).await,
+    match app.loaded_for_read(name).await {
+        Err(_) if name.is_some() => app.loaded_for_read(None).await,
         found => found,
     }
 }

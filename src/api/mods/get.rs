@@ -31,7 +31,7 @@ pub struct SourceParams {
 }
 
 fn mod_list(app: &App, scope: &Scope) -> ModList {
-    ModList { mods: app.registry().list_info_for(scope), problems: app.registry().problems() }
+    ModList { mods: app.registry().list_info(Some(scope)), problems: app.registry().problems() }
 }
 
 /// Lists the mods.

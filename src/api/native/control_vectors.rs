@@ -1,6 +1,6 @@
 //! `/api/v1/control-vectors`: the control vectors that requests can name in `steering`.
 
-use crate::api::shared::settings::to_shortest_f64;
+use crate::engine::shortest_f64;
 use crate::server::extract::Query;
 use crate::server::{ApiError, App, Problem};
 use axum::Json;
@@ -51,7 +51,7 @@ pub async fn list(
     State(app): State<App>,
     Query(params): Query<ControlVectorsParams>,
 ) -> Result<Json<ControlVectorsResponse>, ApiError> {
-    let loaded = app.loaded_now(params.model.as_deref()).await?;
+    let loaded = app.loaded_for_read(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
     let (known, defaults) = (adapters.control_vectors(), adapters.default_set());
     let responses = known.as_slice().iter().enumerate().map(|(id, vector)| {
@@ -59,7 +59,7 @@ pub async fn list(
         ControlVectorResponse {
             name: vector.name.to_string(),
             path: vector.path.display().to_string(),
-            scale: default.map_or(0.0, |default| to_shortest_f64(default.scale)),
+            scale: default.map_or(0.0, |default| shortest_f64(default.scale)),
             layers: known.default_layers(),
             fingerprint: format!("{:032x}", vector.fingerprint),
         }

@@ -6,10 +6,7 @@ use super::recorded::{self, recorded_model, recorded_sampling};
 use crate::api::shared::fields::Fields;
 use crate::api::shared::generation::RunClient;
 use crate::api::shared::images::restore_images;
-use crate::api::shared::mods::requested_mods;
 use crate::api::shared::parameters;
-use crate::api::shared::recorded_attention::stored_heads;
-use crate::api::shared::steering::parse_steering;
 use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
 use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Surface, TraceItem, system};
 use crate::mods::SelectedMod;
@@ -248,16 +245,16 @@ impl ForkSource {
             (None, Some(text)) if text.is_empty() => {
                 return Err(ApiError::invalid("text", "`text` must not be empty; omit it to let the model continue"));
             }
-            (None, Some(text)) => parameters::run_in_place(text.len(), || vocabulary.encode_continuation(text, false)),
+            (None, Some(text)) => parameters::run_in_place(text.len(), || vocabulary.encode_plain_continuation(text)),
             (None, None) => Vec::new(),
         };
         let mut request = recorded::request(self.prompt.clone(), &self.recorded, loaded)?;
         request.mods = match &fork.mods {
             None => recorded::mods(app, &self.recorded["mods"], false).await?,
-            Some(mods) => requested_mods(Fields::new(&json!({ "mods": mods }))?, loaded, app.registry())?,
+            Some(mods) => parameters::requested_mods(Fields::new(&json!({ "mods": mods }))?, loaded, app.registry())?,
         };
         if let Some(steering) = &fork.steering {
-            let steering = parse_steering(steering, loaded.model().adapters().control_vectors())?;
+            let steering = parameters::parse_steering(steering, loaded.model().adapters().control_vectors())?;
             request.adapters = Some(request.adapters.unwrap_or_default().with_steering(steering));
         }
         let phases = self.phases();
@@ -277,7 +274,7 @@ impl ForkSource {
         request.attention = self.recorded["attention"] == true && loaded.engine().attention().is_ok();
         if request.attention {
             request.stored_heads =
-                stored_heads(&self.recorded["attention_heads"], "prompt.parameters.attention_heads")?;
+                parameters::stored_heads(&self.recorded["attention_heads"], "prompt.parameters.attention_heads")?;
         }
         request.lens = self.recorded["lens"] == true && loaded.engine().lens().is_ok();
         // The forks of one step share its KV state.

@@ -11,7 +11,6 @@ mod control_vectors;
 mod deletions;
 mod events;
 mod experiments;
-mod failure;
 mod family;
 mod feedback;
 mod filters;

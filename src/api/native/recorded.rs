@@ -1,8 +1,8 @@
 //! Rebuilds the request of a recorded run, for runs that repeat or continue it.
 
 use crate::api::shared::fields::Fields;
-use crate::api::shared::mods::MAX_RUN_MODS;
-use crate::api::shared::{adapters, parameters};
+use crate::api::shared::parameters;
+use crate::api::shared::parameters::{AnswerLength, MAX_RUN_MODS};
 use crate::engine::{Limits, Overflow, ReasoningBudget, Request, SamplingParams, recorded_parameter};
 use crate::events::{PromptRecord, Surface, TokenId};
 use crate::model::Vocabulary;
@@ -68,7 +68,7 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
         .map(|format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), format));
     // The recorded adapters apply, not the current defaults.
     let known = loaded.model().adapters();
-    let adapters = adapters::requested_adapters(Fields::new(recorded)?, known, AdapterSet::default())?;
+    let adapters = parameters::requested_adapters(Fields::new(recorded)?, known, AdapterSet::default())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
         spans: prompt.spans,
@@ -98,10 +98,13 @@ fn recorded_limits(limits: &Value, vocabulary: &Vocabulary) -> Result<Limits, Ap
     let fields = Fields::new(limits)?;
     let max_time: Option<std::time::Duration> =
         parse_optional(&limits["max_time"], "prompt.parameters.limits.max_time")?;
+    let recorded = parameters::limits(fields, vocabulary, i32::MAX as u32, AnswerLength::MayBeEmpty)?;
     Ok(Limits {
+        // A recording does not tell whether the client sent the number.
+        has_requested_max_steps: recorded.max_steps != Limits::new(recorded.max_tokens).max_steps,
         min_indent: fields.integer("min_indent", 0..=1000)?.unwrap_or(0) as u32,
         max_time,
-        ..parameters::limits_with_min(0, fields, vocabulary, i32::MAX as u32)?
+        ..recorded
     })
 }
 
@@ -215,7 +218,7 @@ async fn earlier_version(app: &App, mod_ref: ModRef, hash: &str) -> Result<Selec
         return load_version(app, version, mod_ref).await;
     }
     let short: String = hash.chars().take(12).collect();
-    let current = match app.registry().info(&mod_ref.name) {
+    let current = match app.registry().info(&mod_ref.name, None) {
         Some(info) => format!("the current version is {}", info.description.version),
         None => "the mod no longer exists".to_owned(),
     };

@@ -146,8 +146,7 @@ impl ModelDescription {
 /// Returns the chat template that a sleeping model has kept.
 fn kept_template(app: &App, entry: &ModelEntry) -> Option<String> {
     let Ok(ModelView::Sleeping(sleeping)) = app.models().view(Some(&entry.name)) else { return None };
-    let props: Value = serde_json::from_str(sleeping.props.get()).ok()?;
-    props["chat_template"].as_str().filter(|template| !template.is_empty()).map(str::to_owned)
+    sleeping.chat_template.clone()
 }
 
 fn info<'a>(
@@ -163,7 +162,7 @@ fn info<'a>(
 
 fn capabilities(template: Option<&ChatTemplate>, support: Support) -> Vec<&'static str> {
     let has = |text: &str| template.is_some_and(|template| !text.is_empty() && template.source().contains(text));
-    let reasoning = template.map(|template| template.syntax().reasoning_markers.0.clone()).unwrap_or_default();
+    let reasoning = template.map(|template| template.syntax().reasoning_markers.open.clone()).unwrap_or_default();
     [
         (support.completion, "completion"),
         (support.vision, "vision"),

@@ -152,7 +152,7 @@ async fn encode(
     let max_tokens = if truncates { loaded.encoder().max_input_tokens() } else { usize::MAX };
     let tokenize = move |vocabulary: &Vocabulary| {
         let tokens = |text: &String| {
-            let tokens = parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary);
+            let tokens = parameters::or_start_token(vocabulary.encode_prompt(text), vocabulary);
             Ok(shorten(tokens, max_tokens, vocabulary))
         };
         field.collect(texts.iter().map(tokens))

@@ -19,6 +19,7 @@ use crate::api::shared::chat::{ChatRequest, ChatStream};
 use crate::api::shared::generation::{self, RunClient};
 use crate::api::shared::parameters;
 use crate::events::{Surface, TokenId};
+use crate::model::TokenizeOptions;
 use crate::server::{Access, ApiError, App, Loaded, Protocol};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -136,7 +137,7 @@ async fn answer(
         respond_lines(chat, lines)
     } else {
         while let Some(update) = chat.next().await? {
-            lines.add_tokens(&chat, update.tokens, update.retracted_tokens);
+            lines.update_tokens(&chat, update.retracted_tokens, update.tokens);
         }
         json(lines.complete(&chat))
     };
@@ -152,13 +153,13 @@ fn after_context(context: &[TokenId], prompt: &[TokenId], loaded: &Loaded) -> Ve
 
 /// Returns the tokens of a prompt without a chat template.
 fn prompt_tokens(app: &App, loaded: &Loaded, body: &Value) -> Result<Vec<TokenId>, ApiError> {
-    let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
+    let fields = Fields::new(body)?.with_server_defaults(app);
     let vocabulary = loaded.vocabulary();
     let prompt = fields.text("prompt")?.unwrap_or_default();
     if let Some(suffix) = fields.text("suffix")? {
         return Ok(shared::infill::infill_prompt(app, loaded, fields, prompt, suffix)?.0);
     }
-    Ok(parameters::or_start_token(parameters::encode(vocabulary, prompt, true, true), vocabulary))
+    Ok(parameters::or_start_token(parameters::encode(vocabulary, prompt, TokenizeOptions::PROMPT), vocabulary))
 }
 
 fn without_answer(format: &OllamaFormat, model: &str, done_reason: &'static str) -> Response {

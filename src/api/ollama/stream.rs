@@ -4,12 +4,14 @@
 
 use super::response::{OllamaEnd, OllamaFormat, OllamaMessage, OllamaToolCall, RequestTimes};
 use crate::api::shared::chat::sse::ChatEventWriter;
-use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
-use crate::api::shared::generation::{OPENAI_NO_LOGPROB, ProbabilityFormatter, ThunderFields, TokenProbabilities};
+use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::generation::{
+    CollectedTokens, OPENAI_NO_LOGPROB, ProbabilityFormatter, ThunderFields, TokenProbabilities,
+};
 use crate::api::shared::sse::{PendingEvents, ServerEvent};
+use crate::engine::MeasuredToken;
 use crate::events::TokenId;
 use crate::server::ApiError;
-use futures::future::BoxFuture;
 
 /// Writer of the lines of an answer.
 #[derive(Debug)]
@@ -18,21 +20,20 @@ pub(super) struct AnswerLineWriter {
     times: RequestTimes,
     generated: Vec<TokenId>,
     /// Tokens whose log-probabilities are part of the next line.
-    unsent: MeasuredTokens,
+    unsent: CollectedTokens,
 }
 
 impl AnswerLineWriter {
     pub(super) fn new(format: OllamaFormat, times: RequestTimes) -> Self {
-        Self { format, times, generated: Vec::new(), unsent: Vec::new() }
+        Self { format, times, generated: Vec::new(), unsent: CollectedTokens::default() }
     }
 
-    /// Adds the tokens of an update.
-    pub(super) fn add_tokens(&mut self, chat: &ChatStream, tokens: MeasuredTokens, retracted_tokens: usize) {
-        self.generated.truncate(self.generated.len().saturating_sub(retracted_tokens));
-        self.generated.extend(tokens.iter().map(|(token, _)| token.token));
+    /// Removes the last `retracted` tokens, then appends `added`.
+    pub(super) fn update_tokens(&mut self, chat: &ChatStream, retracted: usize, added: Vec<MeasuredToken>) {
+        self.generated.truncate(self.generated.len().saturating_sub(retracted));
+        self.generated.extend(added.iter().map(|token| token.measurement.token));
         if chat.options.logprobs.is_some() {
-            self.unsent.truncate(self.unsent.len().saturating_sub(retracted_tokens));
-            self.unsent.extend(tokens);
+            self.unsent.update(retracted, added);
         }
     }
 
@@ -45,7 +46,7 @@ impl AnswerLineWriter {
             no_logprob: OPENAI_NO_LOGPROB,
         };
         let tokens = std::mem::take(&mut self.unsent);
-        tokens.iter().map(|(measurement, others)| formatter.sampled_token(measurement, others)).collect()
+        tokens.iter().map(|token| formatter.sampled_token(token)).collect()
     }
 
     /// Returns the complete answer.
@@ -73,7 +74,7 @@ impl ChatEventWriter for AnswerLineWriter {
     fn on_start(&mut self, _: &ChatStream, _: &mut PendingEvents) {}
 
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
-        self.add_tokens(chat, update.tokens, update.retracted_tokens);
+        self.update_tokens(chat, update.retracted_tokens, update.tokens);
         for delta in update.deltas {
             let mut message = OllamaMessage::default();
             let mut thunder = None;
@@ -95,9 +96,7 @@ impl ChatEventWriter for AnswerLineWriter {
         }
     }
 
-    fn on_end(&mut self, _: &ChatStream, _: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
-        None
-    }
+    fn on_end(&mut self, _: &ChatStream, _: &mut PendingEvents) {}
 
     fn on_error(&mut self, _: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {
         pending.push_back(ServerEvent::json(&error.ollama()));

@@ -135,6 +135,6 @@ async fn input_tokens(
     let (items, input) = conversation(&app, &scope, Fields::new(&body_json)?).await?;
     let body = request::to_chat(&body_json, &items, &input)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded).await?;
+    let prepared = Conversation::parse(&app, Fields::new(&body)?.with_server_defaults(&app))?.prepare(&loaded).await?;
     Ok(Json(InputTokensResponse::new(&prepared)))
 }

@@ -22,7 +22,7 @@ pub(super) struct ResponseObject {
     created_at: i64,
     /// Seconds since 1970; null until it is complete.
     completed_at: Option<i64>,
-    status: ResponseStatus,
+    pub(super) status: ResponseStatus,
     /// Always false.
     background: bool,
     /// Null unless the status is `failed`.

@@ -11,9 +11,7 @@ use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation::{RunTimings, TokenProbabilities};
 use crate::api::shared::sse::{PendingEvents, push_typed};
-use crate::events::FinishReason;
 use crate::server::ApiError;
-use futures::future::BoxFuture;
 
 /// Writer of the events of a response.
 pub(super) struct ResponseEventWriter {
@@ -26,6 +24,8 @@ pub(super) struct ResponseEventWriter {
     counts: ItemCounts,
     item: Option<Item>,
     tokens: TextTokens,
+    /// The complete response after the end of the answer, until it is sent.
+    complete: Option<(ResponseObject, Option<RunTimings>)>,
 }
 
 /// The open item, to which deltas are added.
@@ -105,6 +105,7 @@ impl ResponseEventWriter {
             counts: ItemCounts::default(),
             item: None,
             tokens: TextTokens::default(),
+            complete: None,
         }
     }
 
@@ -255,31 +256,28 @@ impl ChatEventWriter for ResponseEventWriter {
         }
     }
 
-    fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
-        let is_truncated = chat.reason(0) == FinishReason::Length;
-        self.close(chat, if is_truncated { ResponseStatus::Incomplete } else { ResponseStatus::Completed }, pending);
+    fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
         let response = ResponseObject::complete(chat, &self.tokens, self.echo.clone());
+        self.close(chat, response.status, pending);
         // llama-server sends the timings next to the response.
-        let timings = chat.finish(0).map(RunTimings::new);
-        let mut sequence = self.sequence;
-        let send = move |response: &ResponseObject, pending: &mut PendingEvents| {
-            let event = if is_truncated {
-                ResponseEvent::Incomplete { response, timings }
-            } else {
-                ResponseEvent::Completed { response, timings }
-            };
-            EventSender { sequence: &mut sequence, pending }.send(event);
+        self.complete = Some((response, chat.finish(0).map(RunTimings::new)));
+    }
+
+    async fn after_end(&mut self) -> PendingEvents {
+        let mut pending = PendingEvents::new();
+        let Some((mut complete, timings)) = self.complete.take() else { return pending };
+        if let Some(record) = self.record.take() {
+            // The response is stored before the last event is sent, after which a client may continue it immediately.
+            complete = record.save(complete).await;
+        }
+        let response = &complete;
+        let event = if response.status == ResponseStatus::Incomplete {
+            ResponseEvent::Incomplete { response, timings }
+        } else {
+            ResponseEvent::Completed { response, timings }
         };
-        let Some(record) = self.record.take() else {
-            send(&response, pending);
-            return None;
-        };
-        // The response is stored before the last event is sent, after which a client may continue it immediately.
-        Some(Box::pin(async move {
-            let (mut last, response) = (PendingEvents::new(), record.save(response).await);
-            send(&response, &mut last);
-            last
-        }))
+        self.send(event, &mut pending);
+        pending
     }
 
     fn on_error(&mut self, chat: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {

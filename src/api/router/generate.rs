@@ -5,6 +5,7 @@ use crate::api::attention::request::GenerateAttention;
 use crate::api::attention::rest::{self as attention, GenerateAttentionResponse};
 use crate::api::kobold::{self, Genkeys};
 use crate::api::shared::attention::error::{AttentionError, AttentionErrorMessage};
+use crate::api::shared::attention::has_input_ids;
 use crate::api::shared::generation::RunClient;
 use crate::server::{Access, ApiError, Protocol};
 use axum::Extension;
@@ -34,7 +35,7 @@ async fn generate(client: RunClient, genkeys: Extension<Genkeys>, body: Result<B
         Ok(body) => body,
         Err(error) => return AttentionError::render(error),
     };
-    if body.get("input_ids").is_none() && body.get("prompt").is_some() {
+    if !has_input_ids(&body) && body.get("prompt").is_some() {
         return kobold::generate(&client, &genkeys, &body).await;
     }
     attention::generate(&client, &body).await

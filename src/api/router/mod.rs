@@ -73,23 +73,13 @@ pub fn router(app: &App, pages: &Pages) -> Router {
     let server = &app.config().server;
     let mut protocols = protocols();
     protocols.push(login::protocol());
+    let description = describe(&protocols);
+    let posts = post_paths(&description);
+    let document = openapi::document(description, &server.prefix);
+    // The document does not describe these.
+    protocols.push(documents(document.clone(), asyncapi::document(&server.prefix)));
+    protocols.extend(server.dashboard.then(|| (pages.protocol)(document)));
     let formats = ErrorFormats::new(&protocols, LlamaError::render);
-    let mut declared = Document::openapi();
-    let mut groups = Vec::new();
-    for RouteGroup { access, format, routes } in protocols.into_iter().flat_map(Protocol::into_groups) {
-        let (routes, described) = routes.split_for_parts();
-        declared.merge(described);
-        groups.push((access, format, routes));
-    }
-    let posts = declared.paths.paths.iter().filter(|(path, item)| item.post.is_some() && !path.contains('{'));
-    let posts: Vec<String> = posts.map(|(path, _)| path.clone()).collect();
-    let document = openapi::document(declared, &server.prefix);
-    let mut undocumented = vec![documents(document.clone(), asyncapi::document(&server.prefix))];
-    undocumented.extend(server.routes.dashboard.then(|| (pages.protocol)(document)));
-    let formats = formats.with(&undocumented);
-    for RouteGroup { access, format, routes } in undocumented.into_iter().flat_map(Protocol::into_groups) {
-        groups.push((access, format, routes.into()));
-    }
     let not_found = pages.not_found;
     let unknown = {
         let formats = formats.clone();
@@ -97,8 +87,8 @@ pub fn router(app: &App, pages: &Pages) -> Router {
     };
     let guard = Guard::new(app, Access::Key, formats);
     let mut routes = with_access_layers(&guard, Router::new().fallback(unknown));
-    for (access, format, group) in groups {
-        routes = routes.merge(group_routes(app, access, format, group));
+    for RouteGroup { access, format, routes: group } in protocols.into_iter().flat_map(Protocol::into_groups) {
+        routes = routes.merge(group_routes(app, access, format, group.into()));
     }
     if server.vertex.is_some() {
         let targets = with_headers(app, routes.clone()).with_state(app.clone());
@@ -111,6 +101,21 @@ pub fn router(app: &App, pages: &Pages) -> Router {
         routes = predict::with_configured_paths(vertex.clone(), routes);
     }
     prefix::nest(&server.prefix, routes)
+}
+
+/// Returns the description of the protocols' routes.
+fn describe(protocols: &[Protocol]) -> utoipa::openapi::OpenApi {
+    let mut description = Document::openapi();
+    for group in protocols.iter().flat_map(Protocol::groups) {
+        description.merge(group.routes.get_openapi().clone());
+    }
+    description
+}
+
+/// Returns the paths without parameters that accept `POST`.
+fn post_paths(description: &utoipa::openapi::OpenApi) -> Vec<String> {
+    let paths = description.paths.paths.iter().filter(|(path, item)| item.post.is_some() && !path.contains('{'));
+    paths.map(|(path, _)| path.clone()).collect()
 }
 
 /// Returns the routes that serve the documents.

@@ -171,12 +171,6 @@ pub(crate) struct GenerationFields {
     /// Number of probabilities per token.
     #[schema(minimum = 0, maximum = 1000, default = 0)]
     n_probs: Option<u32>,
-    /// Add timings to every chunk of a stream.
-    #[schema(default = false)]
-    timings_per_token: Option<bool>,
-    /// Send the progress of the prompt in a stream.
-    #[schema(default = false)]
-    return_progress: Option<bool>,
     /// Report probabilities after the sampling stages.
     #[schema(default = false)]
     post_sampling_probs: Option<bool>,
@@ -231,6 +225,12 @@ pub(crate) struct ChatCompletionRequest {
     /// `"content"` and `"reasoning_content"` are the same as true.
     #[schema(value_type = Option<Value>, default = false)]
     continue_final_message: Option<Value>,
+    /// Add timings to every chunk of a stream.
+    #[schema(default = false)]
+    timings_per_token: Option<bool>,
+    /// Send the progress of the prompt in a stream.
+    #[schema(default = false)]
+    return_progress: Option<bool>,
     #[serde(flatten)]
     generation: GenerationFields,
 }

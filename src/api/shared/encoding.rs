@@ -4,8 +4,8 @@ use super::fields::{invalid_value, is_null_or_empty};
 use super::{Fields, parameters};
 use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
-use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, Pooling};
+use crate::model::{TokenizeOptions, Vocabulary};
 use crate::server::{ApiError, ErrorKind, Loaded};
 use base64::Engine as _;
 use serde::Serialize;
@@ -212,8 +212,8 @@ pub(crate) fn inputs(value: &Value, field: InputField, vocabulary: &Vocabulary) 
 
 fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
     match value {
-        Value::String(text) => Ok(parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary)),
-        Value::Array(_) => parameters::encode_prompt(value, field, vocabulary, true, true),
+        Value::String(text) => Ok(parameters::or_start_token(vocabulary.encode_prompt(text), vocabulary)),
+        Value::Array(_) => parameters::encode_prompt(value, field, vocabulary, TokenizeOptions::PROMPT),
         Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
             (Some(text), _) if object.get("multimodal_data").is_none_or(is_null_or_empty) => {
                 let text =

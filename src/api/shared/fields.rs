@@ -2,7 +2,7 @@
 //!
 //! `null` counts as absent and unknown fields are ignored, as clients of OpenAI and llama-server expect.
 
-use crate::server::ApiError;
+use crate::server::{ApiError, App};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
@@ -11,14 +11,14 @@ use std::ops::RangeInclusive;
 pub(crate) struct Fields<'a> {
     body: &'a Map<String, Value>,
     defaults: Option<&'a Map<String, Value>>,
-    clamps: bool,
+    lenient: bool,
 }
 
 impl<'a> Fields<'a> {
     /// Returns the fields of a JSON object.
     pub(crate) fn new(body: &'a Value) -> Result<Self, ApiError> {
         body.as_object()
-            .map(|body| Self { body, defaults: None, clamps: false })
+            .map(|body| Self { body, defaults: None, lenient: false })
             .ok_or_else(|| ApiError::bad_request(format!("the body must be a JSON object, got {}", abbreviate(body))))
     }
 
@@ -27,14 +27,21 @@ impl<'a> Fields<'a> {
         Self { defaults: Some(defaults), ..self }
     }
 
-    /// Returns the same fields in a mode that clamps numbers to their range, as llama-server does.
-    pub(crate) fn clamp_numbers(self) -> Self {
-        Self { clamps: true, ..self }
+    /// Returns the same fields with the server's defaults for parameters absent from the body. A route calls this before it
+    /// passes the fields to a parser of parameters or to [`super::base_request`].
+    pub(crate) fn with_server_defaults(self, app: &'a App) -> Self {
+        self.with_defaults(&app.config().server.request_defaults)
     }
 
-    /// Returns true in llama-server's mode; see [`Fields::clamp_numbers`].
-    pub(crate) fn clamps_numbers(self) -> bool {
-        self.clamps
+    /// Returns the same fields in llama-server's mode: numbers outside of their range are clamped to it, and sampling
+    /// parameters have llama-server's limits instead of OpenAI's.
+    pub(crate) fn lenient(self) -> Self {
+        Self { lenient: true, ..self }
+    }
+
+    /// Returns true in llama-server's mode; see [`Fields::lenient`].
+    pub(crate) fn is_lenient(self) -> bool {
+        self.lenient
     }
 
     /// Returns the value of a field, or its default.
@@ -81,12 +88,12 @@ impl<'a> Fields<'a> {
         self.parse_as(name, &expected, |value| integer(value).filter(|number| range.contains(number)))
     }
 
-    /// Returns a number within the range; see [`Fields::clamp_numbers`].
+    /// Returns a number within the range; see [`Fields::lenient`].
     pub(crate) fn number(self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
         let expected = format!("a number between {} and {}", range.start(), range.end());
         self.parse_as(name, &expected, |value| {
             let number = value.as_f64()? as f32;
-            let number = if self.clamps { number.clamp(*range.start(), *range.end()) } else { number };
+            let number = if self.lenient { number.clamp(*range.start(), *range.end()) } else { number };
             range.contains(&number).then_some(number)
         })
     }
@@ -176,7 +183,7 @@ mod tests {
     #[test]
     fn numbers_are_clamped_in_llama_server_mode() {
         let body = json!({"top_p": 3, "n": 3.5});
-        let fields = Fields::new(&body).unwrap().clamp_numbers();
+        let fields = Fields::new(&body).unwrap().lenient();
         assert_eq!(fields.number("top_p", 0.0..=1.0).unwrap(), Some(1.0));
         assert!(fields.integer("n", 0..=9).is_err());
     }

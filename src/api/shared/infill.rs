@@ -2,7 +2,7 @@
 
 use crate::api::shared::{Fields, parameters};
 use crate::events::TokenId;
-use crate::model::{InfillTokens, Vocabulary};
+use crate::model::{InfillTokens, TokenizeOptions, Vocabulary};
 use crate::server::{ApiError, App, Loaded};
 use serde_json::Value;
 
@@ -42,8 +42,8 @@ pub(crate) fn infill_prompt(
     let vocabulary = loaded.vocabulary();
     let tokens = infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
     let mut parts = InfillParts {
-        prefix: parameters::encode(vocabulary, prefix, false, false),
-        suffix: parameters::encode(vocabulary, suffix, false, false),
+        prefix: parameters::encode(vocabulary, prefix, TokenizeOptions::PLAIN),
+        suffix: parameters::encode(vocabulary, suffix, TokenizeOptions::PLAIN),
         suffix_first: is_suffix_first(app),
         ..InfillParts::default()
     };

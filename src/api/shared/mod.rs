@@ -1,12 +1,11 @@
 //! Code that several protocols share: parsing of request bodies, chat and token streams, server-sent events and error
 //! formats.
 
-pub(super) mod adapters;
+pub(super) mod aliases;
 pub(super) mod asyncapi;
 pub(super) mod attention;
 pub(super) mod body;
 pub(super) mod chat;
-pub(super) mod constraint;
 pub(super) mod encoding;
 pub(super) mod error;
 pub(super) mod feedback;
@@ -17,14 +16,11 @@ pub(super) mod infill;
 pub(super) mod llama_completion;
 mod model_body;
 pub(super) mod model_status;
-pub(super) mod mods;
 mod msgpack;
 pub(super) mod parameters;
-pub(super) mod recorded_attention;
 mod request;
 pub(super) mod settings;
 pub(super) mod sse;
-pub(super) mod steering;
 
 pub(super) use fields::Fields;
 pub(super) use model_body::ModelBody;

@@ -53,12 +53,12 @@ impl From<&ModelEntry> for ModelStatus {
             }
             _ if entry.is_sleeping() => ModelStatusValue::Sleeping,
             ModelState::Unloaded => ModelStatusValue::Unloaded,
-            ModelState::Loading(done) => {
-                details.progress = Some(f64::from(*done));
+            ModelState::Loading { progress, .. } => {
+                details.progress = Some(f64::from(*progress));
                 ModelStatusValue::Loading
             }
             ModelState::Ready(_) => ModelStatusValue::Loaded,
-            ModelState::Unloading(_) => ModelStatusValue::Unloading,
+            ModelState::Unloading(_) | ModelState::CancellingLoad => ModelStatusValue::Unloading,
         };
         Self { value, details }
     }

@@ -1,8 +1,7 @@
 //! Engine requests built from the body fields that protocols share.
 
-use super::constraint::parse_constraint;
-use super::recorded_attention::recorded_attention;
-use super::{Fields, adapters, mods, parameters};
+use super::parameters::{AnswerLength, SeveralConstraints};
+use super::{Fields, parameters};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
@@ -35,12 +34,12 @@ pub(crate) fn engine_request(
     Ok(Request {
         metadata: parameters::metadata(fields)?,
         answer_fields: fields.present_fields(&RECORDED_FIELDS),
-        ..base_request(app, loaded, fields, prompt, surface, 0)?
+        ..base_request(app, loaded, fields, prompt, surface, AnswerLength::MayBeEmpty)?
     })
 }
 
 /// Builds a request from the fields that all protocols share: ids, sampling, constraint, limits, mods, adapters, recording,
-/// slot and cache. `min_tokens` is the minimum length of the answer that a client can request.
+/// slot and cache. `fields` include the server's defaults.
 ///
 /// # Errors
 /// A field has an invalid value.
@@ -50,30 +49,30 @@ pub(crate) fn base_request(
     fields: Fields<'_>,
     prompt: Vec<TokenId>,
     surface: Surface,
-    min_tokens: u32,
+    length: AnswerLength,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
     let known = loaded.model().adapters();
-    let (attention, stored_heads) = recorded_attention(fields)?;
-    let placement = parameters::placement(fields)?;
-    let room = placement.room(loaded.engine().context_per_slot(), prompt.len());
+    let (attention, stored_heads) = parameters::recorded_attention(fields)?;
+    let context = parameters::context_settings(fields)?;
+    let room = parameters::answer_room(context.overflow, loaded.engine().context_per_slot(), prompt.len());
     Ok(Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
         sampling: parameters::sampling(fields, vocabulary)?,
-        constraint: parse_constraint(fields, false)?,
-        limits: parameters::limits_with_min(min_tokens, fields, vocabulary, room)?,
-        mods: mods::requested_mods(fields, loaded, app.registry())?,
-        adapters: Some(adapters::requested_adapters(fields, known, known.default_set())?),
+        constraint: parameters::parse_constraint(fields, SeveralConstraints::TakeFirst)?,
+        limits: parameters::limits(fields, vocabulary, room, length)?,
+        mods: parameters::requested_mods(fields, loaded, app.registry())?,
+        adapters: Some(parameters::requested_adapters(fields, known, known.default_set())?),
         attention,
         stored_heads,
         lens: fields.flag("lens")?.unwrap_or(false),
         record: parameters::record(fields)?,
-        slot: placement.slot,
-        cache_prompt: placement.cache_prompt,
-        cache_reuse: placement.cache_reuse,
-        drafts: placement.drafts,
-        overflow: placement.overflow,
+        slot: context.slot,
+        cache_prompt: context.cache_prompt,
+        cache_reuse: context.cache_reuse,
+        drafts: context.drafts,
+        overflow: context.overflow,
         ..Request::new(prompt, surface)
     })
 }

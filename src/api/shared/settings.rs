@@ -2,17 +2,17 @@
 
 use super::body::ControlVectorBody;
 use super::fields::Fields;
-use crate::engine::{Limits, SamplingParams};
+use super::parameters;
+use crate::engine::{Limits, SamplingParams, shortest_f64};
 use crate::events::TokenId;
 use crate::model::llama::{AdapterSet, SamplerStage, ScaledAdapter, ScaledVector};
 use serde::Serialize;
 use serde_json::Value;
-use std::time::Duration;
 use utoipa::ToSchema;
 
-/// Client options that shape the response, not the generation.
-#[derive(Debug, Clone)]
-pub(crate) struct LlamaResponseOptions {
+/// Parts of a request that the settings report besides its sampling parameters and limits.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReportedOptions {
     pub(crate) stream: bool,
     /// `n_predict` as sent; -1 for as many tokens as fit.
     pub(crate) n_predict: i64,
@@ -20,30 +20,18 @@ pub(crate) struct LlamaResponseOptions {
     pub(crate) n_probs: usize,
     /// Report probabilities after the sampling stages instead of the model's.
     pub(crate) after_sampler: bool,
-    pub(crate) return_tokens: bool,
     pub(crate) timings_per_token: bool,
-    pub(crate) return_progress: bool,
-    /// Paths to include in the response; empty for all.
-    pub(crate) response_fields: Vec<String>,
-    pub(crate) ping: Option<Duration>,
-    /// Parameters to repeat as sent.
+    pub(crate) adapters: AdapterSet,
     pub(crate) echoed: EchoedParameters,
 }
 
-impl LlamaResponseOptions {
-    /// Returns the defaults for an `n_predict`.
-    pub(crate) fn new(n_predict: i64) -> Self {
+impl ReportedOptions {
+    /// Returns the options that all routes read alike. The route adds its own.
+    pub(crate) fn from_fields(fields: Fields<'_>) -> Self {
         Self {
-            stream: false,
-            n_predict,
-            n_probs: 0,
-            after_sampler: false,
-            return_tokens: false,
-            timings_per_token: false,
-            return_progress: false,
-            response_fields: Vec::new(),
-            ping: None,
-            echoed: EchoedParameters::default(),
+            n_predict: parameters::n_predict(fields),
+            echoed: EchoedParameters::new(|name| fields.get(name).cloned()),
+            ..Self::default()
         }
     }
 }
@@ -60,43 +48,29 @@ pub(crate) struct EchoedParameters {
     speculative_n_max: Value,
     speculative_n_min: Value,
     speculative_p_min: Value,
-    pub(crate) adapters: AdapterSet,
 }
 
-impl Default for EchoedParameters {
-    fn default() -> Self {
+impl EchoedParameters {
+    /// Returns the values that `sent` has, and llama-server's defaults of the others.
+    fn new(sent: impl Fn(&str) -> Option<Value>) -> Self {
+        let sent_or = |name: &str, default: Value| sent(name).unwrap_or(default);
         Self {
-            n_keep: 0.into(),
-            n_discard: 0.into(),
-            n_cache_reuse: 0.into(),
-            grammar: "".into(),
-            backend_sampling: false.into(),
-            speculative_types: "none".into(),
-            speculative_n_max: 0.into(),
-            speculative_n_min: 0.into(),
-            speculative_p_min: 0.0.into(),
-            adapters: AdapterSet::default(),
+            n_keep: sent_or("n_keep", 0.into()),
+            n_discard: sent_or("n_discard", 0.into()),
+            n_cache_reuse: sent_or("n_cache_reuse", 0.into()),
+            grammar: sent_or("grammar", "".into()),
+            backend_sampling: sent_or("backend_sampling", false.into()),
+            speculative_types: sent_or("speculative.types", "none".into()),
+            speculative_n_max: sent_or("speculative.n_max", 0.into()),
+            speculative_n_min: sent_or("speculative.n_min", 0.into()),
+            speculative_p_min: sent_or("speculative.p_min", 0.0.into()),
         }
     }
 }
 
-impl EchoedParameters {
-    /// Returns the parameters of a request.
-    pub(crate) fn from_fields(fields: Fields<'_>) -> Self {
-        let sent_or = |name: &str, default: Value| fields.get(name).cloned().unwrap_or(default);
-        let default = Self::default();
-        Self {
-            n_keep: sent_or("n_keep", default.n_keep),
-            n_discard: sent_or("n_discard", default.n_discard),
-            n_cache_reuse: sent_or("n_cache_reuse", default.n_cache_reuse),
-            grammar: sent_or("grammar", default.grammar),
-            backend_sampling: sent_or("backend_sampling", default.backend_sampling),
-            speculative_types: sent_or("speculative.types", default.speculative_types),
-            speculative_n_max: sent_or("speculative.n_max", default.speculative_n_max),
-            speculative_n_min: sent_or("speculative.n_min", default.speculative_n_min),
-            speculative_p_min: sent_or("speculative.p_min", default.speculative_p_min),
-            adapters: default.adapters,
-        }
+impl Default for EchoedParameters {
+    fn default() -> Self {
+        Self::new(|_| None)
     }
 }
 
@@ -209,50 +183,50 @@ pub(crate) struct GenerationSettings {
 
 impl GenerationSettings {
     /// Returns the settings of a run.
-    pub(crate) fn new(sampling: &SamplingParams, limits: &Limits, options: &LlamaResponseOptions) -> Self {
-        let echoed = &options.echoed;
+    pub(crate) fn new(sampling: &SamplingParams, limits: &Limits, options: &ReportedOptions) -> Self {
+        let echoed = options.echoed.clone();
         let bias = |&(token, bias): &(TokenId, f32)| TokenBias { bias: bias.is_finite().then_some(bias.into()), token };
         Self {
             seed: sampling.seed,
-            temperature: to_shortest_f64(sampling.temperature),
+            temperature: shortest_f64(sampling.temperature),
             top_k: sampling.top_k,
-            top_p: to_shortest_f64(sampling.top_p),
-            min_p: to_shortest_f64(sampling.min_p),
+            top_p: shortest_f64(sampling.top_p),
+            min_p: shortest_f64(sampling.min_p),
             repeat_last_n: sampling.repeat_last_n,
-            repeat_penalty: to_shortest_f64(sampling.repeat_penalty),
-            presence_penalty: to_shortest_f64(sampling.presence_penalty),
-            frequency_penalty: to_shortest_f64(sampling.frequency_penalty),
-            dynatemp_range: to_shortest_f64(sampling.dynatemp_range),
-            dynatemp_exponent: to_shortest_f64(sampling.dynatemp_exponent),
-            top_n_sigma: to_shortest_f64(sampling.top_n_sigma),
-            xtc_probability: to_shortest_f64(sampling.xtc_probability),
-            xtc_threshold: to_shortest_f64(sampling.xtc_threshold),
-            typical_p: to_shortest_f64(sampling.typical_p),
-            dry_multiplier: to_shortest_f64(sampling.dry_multiplier),
-            dry_base: to_shortest_f64(sampling.dry_base),
+            repeat_penalty: shortest_f64(sampling.repeat_penalty),
+            presence_penalty: shortest_f64(sampling.presence_penalty),
+            frequency_penalty: shortest_f64(sampling.frequency_penalty),
+            dynatemp_range: shortest_f64(sampling.dynatemp_range),
+            dynatemp_exponent: shortest_f64(sampling.dynatemp_exponent),
+            top_n_sigma: shortest_f64(sampling.top_n_sigma),
+            xtc_probability: shortest_f64(sampling.xtc_probability),
+            xtc_threshold: shortest_f64(sampling.xtc_threshold),
+            typical_p: shortest_f64(sampling.typical_p),
+            dry_multiplier: shortest_f64(sampling.dry_multiplier),
+            dry_base: shortest_f64(sampling.dry_base),
             dry_allowed_length: sampling.dry_allowed_length,
             dry_penalty_last_n: sampling.dry_penalty_last_n,
             dry_sequence_breakers: sampling.dry_sequence_breakers.clone(),
             mirostat: sampling.mirostat,
-            mirostat_tau: to_shortest_f64(sampling.mirostat_tau),
-            mirostat_eta: to_shortest_f64(sampling.mirostat_eta),
-            adaptive_target: to_shortest_f64(sampling.adaptive_target),
-            adaptive_decay: to_shortest_f64(sampling.adaptive_decay),
+            mirostat_tau: shortest_f64(sampling.mirostat_tau),
+            mirostat_eta: shortest_f64(sampling.mirostat_eta),
+            adaptive_target: shortest_f64(sampling.adaptive_target),
+            adaptive_decay: shortest_f64(sampling.adaptive_decay),
             min_keep: sampling.min_keep,
             samplers: sampling.samplers.clone(),
             stop: limits.stop.clone(),
             max_tokens: options.n_predict,
             n_predict: options.n_predict,
-            n_keep: echoed.n_keep.clone(),
-            n_discard: echoed.n_discard.clone(),
+            n_keep: echoed.n_keep,
+            n_discard: echoed.n_discard,
             n_indent: limits.min_indent,
-            n_cache_reuse: echoed.n_cache_reuse.clone(),
+            n_cache_reuse: echoed.n_cache_reuse,
             t_max_predict_ms: limits.max_time.map_or(0, |time| time.as_millis() as u64),
             ignore_eos: limits.ignore_eos,
             stream: options.stream,
             logit_bias: sampling.logit_bias.iter().map(bias).collect(),
             n_probs: options.n_probs,
-            grammar: echoed.grammar.clone(),
+            grammar: echoed.grammar,
             grammar_lazy: false,
             grammar_triggers: [],
             preserved_tokens: [],
@@ -260,20 +234,15 @@ impl GenerationSettings {
             reasoning_format: "none",
             reasoning_in_content: false,
             generation_prompt: "",
-            speculative_types: echoed.speculative_types.clone(),
-            speculative_n_max: echoed.speculative_n_max.clone(),
-            speculative_n_min: echoed.speculative_n_min.clone(),
-            speculative_p_min: echoed.speculative_p_min.clone(),
+            speculative_types: echoed.speculative_types,
+            speculative_n_max: echoed.speculative_n_max,
+            speculative_n_min: echoed.speculative_n_min,
+            speculative_p_min: echoed.speculative_p_min,
             timings_per_token: options.timings_per_token,
             post_sampling_probs: options.after_sampler,
-            backend_sampling: echoed.backend_sampling.clone(),
-            lora: echoed.adapters.loras().to_vec(),
-            steering: echoed.adapters.steering().to_vec(),
+            backend_sampling: echoed.backend_sampling,
+            lora: options.adapters.loras().to_vec(),
+            steering: options.adapters.steering().to_vec(),
         }
     }
-}
-
-/// Returns the double with the same decimal form as the float: 0.8, not 0.800000011920929.
-pub(crate) fn to_shortest_f64(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }

@@ -1,8 +1,7 @@
 //! The protocol's part of the `AsyncAPI` document.
 
 use super::request::{AuthMessage, ConfigMessage, ControlMessage, FeedbackMessage, PingMessage, ResumeMessage};
-use super::response::{BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, TokenMessage};
-use super::status::StatusMessage;
+use super::response::{BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StatusMessage, TokenMessage};
 use crate::api::shared::asyncapi::{MessageDescription, SocketDescription};
 
 /// Returns the WebSocket and its messages.

@@ -1,10 +1,11 @@
 //! Parses configurations and builds engine requests from them.
 
 use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::parameters::AnswerLength;
 use crate::api::shared::{base_request, parameters};
 use crate::engine::{Limits, ReportOptions, Request, SamplingParams};
 use crate::events::Surface;
-use crate::model::Vocabulary;
+use crate::model::{TokenizeOptions, Vocabulary};
 use crate::server::{ApiError, App, Loaded};
 use serde_json::{Map, Value};
 use std::time::Duration;
@@ -196,11 +197,12 @@ impl RunConfig {
         room: u32,
         seed: Option<u32>,
     ) -> Result<(SamplingParams, Limits), ApiError> {
-        let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
+        let fields = Fields::new(&self.body)?.with_server_defaults(app);
         let restore = |error| self.restore_client_name(error);
         let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore)?;
         sampling.seed = seed.unwrap_or(sampling.seed);
-        Ok((sampling, parameters::limits(fields, vocabulary, room).map_err(restore)?))
+        let limits = parameters::limits(fields, vocabulary, room, AnswerLength::NotEmpty).map_err(restore)?;
+        Ok((sampling, limits))
     }
 
     /// Builds the engine request for a model.
@@ -208,21 +210,22 @@ impl RunConfig {
     /// # Errors
     /// A field is invalid for this model; the error names it.
     pub(super) fn prepare(&self, app: &App, loaded: &Loaded, request_id: String) -> Result<PreparedRun, ApiError> {
-        let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
+        let fields = Fields::new(&self.body)?.with_server_defaults(app);
         let vocabulary = loaded.vocabulary();
         let prompt = fields.get("prompt").unwrap_or(&Value::Null);
-        let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, true, true)?;
+        let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, TokenizeOptions::PROMPT)?;
         let prompt_text = prompt.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
-        let room = parameters::placement(fields)?.room(loaded.engine().context_per_slot(), tokens.len());
         let request = Request {
             request_id: Some(request_id),
             metadata: parameters::metadata(fields)?,
             prompt_preview: parameters::preview(&prompt_text),
             alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
             report: ReportOptions { progress: true, ..ReportOptions::default() },
-            ..base_request(app, loaded, fields, tokens, Surface::Websocket, 1)
+            ..base_request(app, loaded, fields, tokens, Surface::Websocket, AnswerLength::NotEmpty)
                 .map_err(|error| self.restore_client_name(error))?
         };
+        let context = loaded.engine().context_per_slot();
+        let room = parameters::answer_room(request.overflow, context, request.prompt.len());
         Ok(PreparedRun { request, prompt_text, room })
     }
 

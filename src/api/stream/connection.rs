@@ -1,26 +1,24 @@
 //! A connection: its concurrent runs, identified by `request_id`, and their control messages.
 
 use super::config::RunConfig;
-use super::message;
+use super::connection_run::{ConnectionRun, ReplacedRun};
 use super::registry::StreamedRuns;
-use super::response::{RunErrorMessage, StreamMessage, status, stopped_before_start};
-use super::run::{Follower, StreamedRun};
-use super::start::{NewRun, new_id, start};
-use super::status::StatusOperation;
+use super::response::{RunErrorMessage, StatusMessage, StatusOperation, StreamMessage};
+use super::start::{NewRun, new_id};
 use super::{control, feedback, stored};
+use crate::api::shared::generation::RunClient;
 use crate::api::shared::sse::to_json;
 use crate::api::shared::{Fields, parameters};
-use crate::events::{EndCause, Surface};
-use crate::server::peers::{ForwardHeaders, Relay};
+use crate::events::Surface;
+use crate::server::peers::ForwardHeaders;
 use crate::server::socket::{Close, Message, Outgoing, Socket};
 use crate::server::{ApiError, App, Caller, ErrorKind};
-use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::{AbortHandle, JoinSet, yield_now};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, JoinSet};
 
 /// Maximum concurrent runs of a connection.
 const MAX_RUNS: usize = 16;
@@ -44,50 +42,6 @@ pub(super) struct StreamConnection {
     slot_watchers: HashMap<String, AbortHandle>,
     /// Runs by `request_id`, newest last.
     runs: Vec<(String, ConnectionRun)>,
-}
-
-/// A run of this connection.
-#[derive(Clone)]
-pub(super) struct ConnectionRun {
-    /// Empty until the run has started.
-    pub(super) started: Arc<OnceLock<Arc<StreamedRun>>>,
-    /// Set when the client stops the run before it has started.
-    pub(super) cancelled: Arc<watch::Sender<bool>>,
-    /// Relay to the server that generates the run, if that is another server; `started` is empty then.
-    pub(super) relay: Option<Relay>,
-    pub(super) task: AbortHandle,
-}
-
-impl ConnectionRun {
-    fn is_active(&self) -> bool {
-        match &self.relay {
-            Some(_) => !self.task.is_finished(),
-            None => self.started.get().is_none_or(|run| !run.has_ended()),
-        }
-    }
-
-    /// Returns true if the run failed or was stopped before it started.
-    fn is_unstarted(&self) -> bool {
-        self.relay.is_none() && self.started.get().is_none() && self.task.is_finished()
-    }
-}
-
-/// A run that is replaced by a new one.
-pub(super) struct ReplacedRun {
-    pub(super) run: Arc<StreamedRun>,
-    /// The task that sends its messages.
-    pub(super) follower: AbortHandle,
-}
-
-impl ReplacedRun {
-    /// Stops the run. The client receives no last message of it; the new run's init message names it.
-    async fn stop(&self) {
-        self.follower.abort();
-        self.run.stop(EndCause::Regenerate).await;
-        while !self.follower.is_finished() {
-            yield_now().await;
-        }
-    }
 }
 
 /// Serves a connection.
@@ -126,7 +80,7 @@ pub(super) async fn serve(app: App, streamed_runs: StreamedRuns, socket: Socket)
             Err(error) => Err(error),
         };
         if let Err(error) = handled
-            && connection.send_message(&RunErrorMessage::new(&error, request_id.as_deref())).await.is_err()
+            && connection.send_message(RunErrorMessage::new(&error, request_id.as_deref())).await.is_err()
         {
             return Close::normal();
         }
@@ -171,7 +125,7 @@ impl StreamConnection {
                 None => control::handle(self, fields).await,
             },
             Some("feedback") => feedback::submit(self, fields).await,
-            Some("ping") => self.send_message(&status(StatusOperation::Ping, 100, "pong", None)).await,
+            Some("ping") => self.send_message(StatusMessage::complete(StatusOperation::Ping, "pong", None)).await,
             Some("auth") => Ok(()),
             Some(other) => Err(ApiError::invalid(
                 "type",
@@ -205,59 +159,16 @@ impl StreamConnection {
             ))
             .at("request_id"));
         }
-        let started = Arc::new(OnceLock::new());
         let new_run = NewRun {
             request_id: request_id.clone(),
-            caller: self.caller.clone(),
+            client: RunClient::socket(self.app.clone(), self.caller.clone()),
             streamed_runs: self.streamed_runs.clone(),
             surface: Surface::Websocket,
             replaces: replaced.as_ref().map(|replaced| replaced.run.request_id.clone()),
             grace_period: self.app.config().server.run_timeouts.disconnected,
         };
-        let cancelled = Arc::new(watch::Sender::new(false));
-        let (app, outgoing, entry) = (self.app.clone(), self.outgoing.clone(), Arc::clone(&started));
-        let stopped = Arc::clone(&cancelled);
-        let task = self.tasks.spawn(async move {
-            let _activity = outgoing.mark_active();
-            let id = new_run.request_id.clone();
-            let mut stop = stopped.subscribe();
-            let started = tokio::select! {
-                biased;
-                started = start(&app, &config, new_run, Some(&outgoing)) => Some(started),
-                _ = stop.wait_for(|&stop| stop) => None,
-            };
-            let message = match started {
-                Some(Ok(run)) => {
-                    let follower = run.follow(0);
-                    if let Some(replaced) = &replaced {
-                        replaced.stop().await;
-                    }
-                    let _ = entry.set(Arc::clone(&run));
-                    // A stop may have arrived before `entry` was set.
-                    if *stopped.borrow() {
-                        run.stop(EndCause::ClientStop).await;
-                    }
-                    let first = [Some(message::init(&run, None)), message::echo(&run)];
-                    follow(follower, first.into_iter().flatten(), &outgoing).await;
-                    return;
-                }
-                Some(Err(error)) => {
-                    // The client does not know the id of a run that was to replace another one.
-                    let known = replaced.as_ref().map_or(&id, |replaced| &replaced.run.request_id);
-                    to_json(&RunErrorMessage::new(&error, Some(known)))
-                }
-                None => {
-                    if let Some(replaced) = &replaced {
-                        // Its follower sends its end.
-                        replaced.run.stop(EndCause::ClientStop).await;
-                    }
-                    to_json(&stopped_before_start(&id))
-                }
-            };
-            // Sending fails only if the client has disconnected.
-            let _ = outgoing.send(message).await;
-        });
-        self.add_run(request_id, ConnectionRun { started, cancelled, relay: None, task });
+        let run = ConnectionRun::start(&mut self.tasks, config, new_run, replaced, self.outgoing.clone());
+        self.add_run(request_id, run);
         Ok(())
     }
 
@@ -273,21 +184,13 @@ impl StreamConnection {
                 return Ok(());
             }
             for message in stored::messages(&self.app, &self.caller.scope, &id).await? {
-                self.send_message(&message).await?;
+                self.send_message(message).await?;
             }
             return Ok(());
         };
-        let started = Arc::new(OnceLock::new());
-        let _ = started.set(Arc::clone(&run));
-        let follower = run.follow(after);
-        let outgoing = self.outgoing.clone();
-        let task = self.tasks.spawn(async move {
-            let _activity = outgoing.mark_active();
-            let run = Arc::clone(follower.run());
-            let init = message::init(&run, Some(follower.position()));
-            follow(follower, std::iter::once(init), &outgoing).await;
-        });
-        self.add_run(run.request_id.clone(), ConnectionRun { started, cancelled: Arc::default(), relay: None, task });
+        let request_id = run.request_id.clone();
+        let resumed = ConnectionRun::resume(&mut self.tasks, run.follow(after), self.outgoing.clone());
+        self.add_run(request_id, resumed);
         Ok(())
     }
 
@@ -327,17 +230,14 @@ impl StreamConnection {
     pub(super) fn find_run(&self, fields: Fields<'_>) -> Result<(String, ConnectionRun), ApiError> {
         let found = match fields.text("request_id")? {
             Some(id) => {
-                let found = self.runs.iter().rev().find(|(known, connection_run)| {
-                    known == id
-                        || connection_run.started.get().is_some_and(|run| run.id.to_string() == id)
-                        || connection_run.relay.as_ref().is_some_and(|relay| relay.has(id))
-                });
+                let found =
+                    self.runs.iter().rev().find(|(known, connection_run)| known == id || connection_run.has_run_id(id));
                 found.ok_or_else(|| ApiError::invalid("request_id", format!("this connection has no run '{id}'")))
             }
             None => self
                 .runs
                 .iter()
-                .rfind(|(_, connection_run)| !connection_run.is_unstarted())
+                .rfind(|(_, connection_run)| !connection_run.is_not_started())
                 .or_else(|| self.runs.last())
                 .ok_or_else(|| ApiError::bad_request("this connection has no run; send a config message")),
         };
@@ -348,8 +248,8 @@ impl StreamConnection {
     ///
     /// # Errors
     /// The client has disconnected.
-    pub(super) async fn send_message(&self, message: &impl Serialize) -> Result<(), ApiError> {
-        let sent = self.outgoing.send(to_json(message)).await;
+    pub(super) async fn send_message(&self, message: impl Into<StreamMessage<'_>>) -> Result<(), ApiError> {
+        let sent = self.outgoing.send(to_json(&message.into())).await;
         sent.map_err(|error| ApiError::unavailable(error.to_string()))
     }
 }
@@ -357,23 +257,4 @@ impl StreamConnection {
 /// Returns true if a configuration only names a run to resume.
 fn is_resume(fields: Fields<'_>) -> bool {
     fields.get("prompt").is_none() && fields.get("request_id").is_some()
-}
-
-/// Sends the `first` messages, then those of the run until its end.
-async fn follow<'a>(mut follower: Follower, first: impl Iterator<Item = StreamMessage<'a>>, outgoing: &Outgoing) {
-    for message in first {
-        if outgoing.send(to_json(&message)).await.is_err() {
-            return;
-        }
-    }
-    while let Some(message) = follower.next().await {
-        if outgoing.send(to_json(&message)).await.is_err() {
-            return;
-        }
-    }
-    if !follower.has_sent_end() {
-        let id = &follower.run().request_id;
-        let moved = status(StatusOperation::Moved, 100, "another connection receives this run now", Some(id));
-        let _ = outgoing.send(to_json(&moved)).await;
-    }
 }

@@ -1,18 +1,18 @@
 //! Control messages for active runs.
 
-use super::connection::{ConnectionRun, ReplacedRun, StreamConnection};
+use super::connection::StreamConnection;
+use super::connection_run::{ConnectionRun, ReplacedRun};
 use super::request::ControlAction;
-use super::response::{RunErrorMessage, StreamMessage, status};
+use super::response::{RunErrorMessage, StatusMessage, StatusOperation, StreamMessage};
 use super::run::StreamedRun;
 use super::start::new_id;
-use super::status::{StatusMessage, StatusOperation};
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::sse::to_json;
 use crate::engine::{RunActivity, RunOver, RunProgress};
 use crate::events::EndCause;
 use crate::server::ApiError;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,35 +41,23 @@ pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>
     };
     let action = ControlAction::from_name(name)?;
     let (id, connection_run) = connection.find_run(fields)?;
-    let result = match connection_run.started.get() {
-        None if action == ControlAction::Stop => {
-            stop_before_start(&connection_run).await;
-            Ok(())
-        }
+    let is_stop = action == ControlAction::Stop;
+    let run = if is_stop { connection_run.cancel_start() } else { connection_run.started() };
+    let result = match run {
+        None if is_stop => Ok(()),
         None => Err(ApiError::conflict(format!("run '{id}' has not started; send {name} after its init message"))),
-        Some(run) => {
-            let run = Arc::clone(run);
-            match action {
-                ControlAction::Stop => stop(&run).await,
-                ControlAction::Pause => pause(connection, &run).await,
-                ControlAction::Resume => resume(connection, &run).await,
-                ControlAction::Modify => modify(connection, &run, fields).await,
-                ControlAction::Regenerate => regenerate(connection, run, connection_run),
-            }
-        }
+        Some(run) => match action {
+            ControlAction::Stop => stop(&run).await,
+            ControlAction::Pause => pause(connection, &run).await,
+            ControlAction::Resume => resume(connection, &run).await,
+            ControlAction::Modify => modify(connection, &run, fields).await,
+            ControlAction::Regenerate => regenerate(connection, run, connection_run),
+        },
     };
     match result {
         Ok(()) => Ok(()),
         // The run is known here, so the error can name it.
-        Err(error) => connection.send_message(&RunErrorMessage::new(&error, Some(&id))).await,
-    }
-}
-
-async fn stop_before_start(connection_run: &ConnectionRun) {
-    connection_run.cancelled.send_replace(true);
-    // The run may have started meanwhile.
-    if let Some(run) = connection_run.started.get() {
-        run.stop(EndCause::ClientStop).await;
+        Err(error) => connection.send_message(RunErrorMessage::new(&error, Some(&id))).await,
     }
 }
 
@@ -89,14 +77,8 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
         RunActivity::Preempted | RunActivity::Queued => "it has no slot".to_owned(),
         _ => format!("its slot is kept for {} s", slot_timeout.as_secs_f32()),
     };
-    send_status(
-        connection,
-        run,
-        StatusOperation::Pause,
-        &format!("paused after {} tokens; {slot}", progress.generated),
-        None,
-    )
-    .await?;
+    let text = format!("paused after {} tokens; {slot}", progress.generated);
+    connection.send_message(StatusMessage::complete(StatusOperation::Pause, text, Some(&run.request_id))).await?;
     if progress.activity == RunActivity::Paused {
         let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
         let id = run.request_id.clone();
@@ -115,9 +97,9 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
             };
             if activity == RunActivity::Preempted {
                 let text = "the slot was given to another run; resume waits for a free slot";
-                let preempted = status(StatusOperation::Pause, 100, text, Some(&run.request_id));
+                let preempted = StatusMessage::complete(StatusOperation::Pause, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.
-                let _ = outgoing.send(to_json(&preempted)).await;
+                let _ = outgoing.send(to_json(&StreamMessage::from(preempted))).await;
             }
         });
         connection.replace_slot_watcher(&id, watcher);
@@ -132,7 +114,7 @@ async fn resume(connection: &StreamConnection, run: &Arc<StreamedRun>) -> Result
         RunActivity::Queued => "the run continues when a slot is free",
         _ => "the run continues",
     };
-    send_status(connection, run, StatusOperation::Resume, text, None).await
+    connection.send_message(StatusMessage::complete(StatusOperation::Resume, text, Some(&run.request_id))).await
 }
 
 async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: Fields<'_>) -> Result<(), ApiError> {
@@ -143,10 +125,11 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
         ));
     };
     let (config, changes) = run.config().modified(parameters)?;
-    let head = &run.head;
+    let properties = &run.properties;
     // A random seed is drawn only if the client changes the seed.
     let kept_seed = parameters.get("seed").is_none_or(Value::is_null).then(|| run.seed());
-    let (sampling, mut limits) = config.sampling_and_limits(&connection.app, &head.vocabulary, head.room, kept_seed)?;
+    let (sampling, mut limits) =
+        config.sampling_and_limits(&connection.app, &properties.vocabulary, properties.room, kept_seed)?;
     let seed = sampling.seed;
     limits.apply_server_limit(connection.app.config().server.max_tokens)?;
     let note = format!("the client changed {changes}");
@@ -157,7 +140,8 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     }
     run.set_config(config, seed);
     let text = format!("{changes} from token {} on", generated + 1);
-    send_status(connection, run, StatusOperation::Modify, &text, Some(parameters)).await
+    let status = StatusMessage::complete(StatusOperation::Modify, text, Some(&run.request_id));
+    connection.send_message(StatusMessage { parameters: Some(parameters), ..status }).await
 }
 
 fn regenerate(
@@ -168,17 +152,6 @@ fn regenerate(
     let config = run.config().without_request_id();
     let replaced = ReplacedRun { run, follower: connection_run.task };
     connection.start_run(config, new_id(), Some(replaced))
-}
-
-async fn send_status(
-    connection: &StreamConnection,
-    run: &Arc<StreamedRun>,
-    operation: StatusOperation,
-    text: &str,
-    parameters: Option<&Map<String, Value>>,
-) -> Result<(), ApiError> {
-    let status = StatusMessage::new(operation, 100, text, Some(&run.request_id));
-    connection.send_message(&StreamMessage::Status(StatusMessage { parameters, ..status })).await
 }
 
 fn ended_error(run: &StreamedRun) -> ApiError {

@@ -1,8 +1,7 @@
 //! Feedback on an answer.
 
 use super::connection::StreamConnection;
-use super::response::{RunErrorMessage, status};
-use super::status::StatusOperation;
+use super::response::{RunErrorMessage, StatusMessage, StatusOperation, StreamMessage};
 use crate::api::shared::Fields;
 use crate::api::shared::feedback;
 use crate::api::shared::sse::to_json;
@@ -20,7 +19,7 @@ pub(super) async fn submit(connection: &mut StreamConnection, fields: Fields<'_>
     let request = feedback::parse(fields)?;
     let (id, run_id) = match (connection.find_run(fields), fields.text("request_id")?) {
         (Ok((id, connection_run)), _) => {
-            let run_id = connection_run.started.get().map_or_else(|| id.clone(), |run| run.id.to_string());
+            let run_id = connection_run.started().map_or_else(|| id.clone(), |run| run.id.to_string());
             (id, run_id)
         }
         // A run of an earlier connection.
@@ -38,11 +37,11 @@ pub(super) async fn submit(connection: &mut StreamConnection, fields: Fields<'_>
         let _permit = permit;
         let _activity = outgoing.mark_active();
         let message = match feedback::store(&app, &run_id, request, &caller).await {
-            Ok(_) => to_json(&status(StatusOperation::Feedback, 100, "stored with the run", Some(&id))),
-            Err(error) => to_json(&RunErrorMessage::new(&error, Some(&id))),
+            Ok(_) => StatusMessage::complete(StatusOperation::Feedback, "stored with the run", Some(&id)).into(),
+            Err(error) => StreamMessage::Error(RunErrorMessage::new(&error, Some(&id))),
         };
         // Sending fails only if the client has disconnected.
-        let _ = outgoing.send(message).await;
+        let _ = outgoing.send(to_json(&message)).await;
     });
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! Waits for a model and reports its loading progress.
 
-use super::response::StreamMessage;
-use super::status::{StatusMessage, StatusOperation};
+use super::response::{StatusMessage, StatusOperation, StreamMessage};
 use crate::api::shared::sse::to_json;
 use crate::server::socket::Outgoing;
 use crate::server::{ApiError, App, Loaded, ModelState, ServerState};
@@ -43,11 +42,9 @@ pub(super) async fn wait(
 }
 
 fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -> String {
-    let entries = app.models().list();
-    let named = |name: &str| entries.iter().find(|entry| entry.name == name || entry.aliases.iter().any(|a| a == name));
-    let entry = name.and_then(named).or_else(|| entries.first());
-    let fraction = entry.and_then(|entry| match entry.state {
-        ModelState::Loading(fraction) => Some(fraction),
+    let entry = app.models().find_entry(name).ok();
+    let fraction = entry.as_ref().and_then(|entry| match entry.state {
+        ModelState::Loading { progress, .. } => Some(progress),
         _ => None,
     });
     let activity = match (app.state(), entry, fraction) {
@@ -65,4 +62,42 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -
         status.eta_seconds = Some((f64::from(left) * 10.0).round() / 10.0);
     }
     to_json(&StreamMessage::Status(status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+    use crate::events::system;
+    use crate::mods::ModRegistry;
+    use std::path::Path;
+    use std::sync::Arc;
+    use tokio::sync::mpsc;
+
+    #[tokio::test]
+    async fn progress_names_the_requested_model() {
+        let folder = std::env::temp_dir().join(format!("thunder-loading-{}", system::new_id()));
+        std::fs::create_dir(&folder).unwrap();
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
+        std::fs::copy(&tiny, folder.join("apple.gguf")).unwrap();
+        let data = DataFlags { data_dir: Some(folder.join("data")), ..DataFlags::default() };
+        let engine = EngineFlags {
+            model: Some(tiny),
+            parallel: Some(1),
+            batch_size: 1,
+            ubatch_size: 1,
+            ..EngineFlags::default()
+        };
+        let server = ServerFlags { models_dir: Some(folder.clone()), ..ServerFlags::default() };
+        let config = Config::new(engine, data, &server).unwrap();
+        let app = App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default);
+        app.models().open(mpsc::channel(1).0.into()).await.unwrap();
+        app.set_state(ServerState::Ready);
+        for name in ["apple", "apple/mod", "publisher/apple"] {
+            let status = progress(&app, Some(name), "id", Instant::now());
+            assert!(status.contains("waiting for apple\""), "{name}: {status}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

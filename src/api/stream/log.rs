@@ -1,6 +1,6 @@
 //! The output of a run, kept in memory so that a client can follow it from any point.
 
-use crate::engine::TextDelta;
+use crate::engine::{MeasuredToken, TextDelta};
 use crate::events::{FinishReason, TokenId};
 use crate::model::Vocabulary;
 use std::collections::VecDeque;
@@ -15,13 +15,7 @@ pub(super) enum LogEntry {
     /// A generated token.
     Token(LogToken),
     /// A mod removed the last tokens.
-    Backtrack {
-        /// Number of Unicode scalar values removed; 0 if the tokens have no text.
-        chars: usize,
-        /// Number of tokens removed.
-        tokens: usize,
-        text: String,
-    },
+    Backtrack(LogBacktrack),
 }
 
 /// A token with its text and measurements.
@@ -39,6 +33,17 @@ pub(super) struct LogToken {
     pub(super) at: Duration,
     /// The finish reason, if the run ends with this token.
     pub(super) last: Option<FinishReason>,
+}
+
+/// The removal of the last tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct LogBacktrack {
+    /// Number of Unicode scalar values removed; 0 if the tokens have no text.
+    pub(super) chars: usize,
+    /// Number of tokens removed.
+    pub(super) tokens: usize,
+    /// The removed text.
+    pub(super) text: String,
 }
 
 /// The entries of a run, numbered from 1.
@@ -100,7 +105,7 @@ impl RunLog {
         let TextDelta { mut text, tokens, last, .. } = delta;
         let is_shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
         let mut sent = Vec::with_capacity(tokens.len());
-        for (measurement, alternatives) in tokens {
+        for MeasuredToken { measurement, alternatives } in tokens {
             let part = if text.starts_with(&measurement.text) { measurement.text.len() } else { 0 };
             let rest = text.split_off(part);
             let token_text = std::mem::replace(&mut text, rest);
@@ -133,7 +138,7 @@ impl RunLog {
         let keep = self.text.chars().count().saturating_sub(chars);
         let at = self.text.char_indices().nth(keep).map_or(self.text.len(), |(at, _)| at);
         let text = self.text[at..].to_owned();
-        self.push(LogEntry::Backtrack { chars, tokens, text });
+        self.push(LogEntry::Backtrack(LogBacktrack { chars, tokens, text }));
     }
 
     /// Merges entries above the maximum into the base text, but none after the first `taken` ones.
@@ -158,7 +163,7 @@ impl LogEntry {
     pub(super) fn apply(&self, text: &mut String) {
         match self {
             Self::Token(token) => text.push_str(&token.text),
-            Self::Backtrack { text: removed, .. } => text.truncate(text.len().saturating_sub(removed.len())),
+            Self::Backtrack(removed) => text.truncate(text.len().saturating_sub(removed.text.len())),
         }
     }
 }
@@ -184,10 +189,12 @@ mod tests {
     fn backtrack_reports_removed_tokens() {
         let mut log = log(&["a", "é€", "", "xyz"]);
         log.retract(4, 3);
-        assert_eq!(log.get(4), Some(&LogEntry::Backtrack { chars: 4, tokens: 3, text: "€xyz".into() }));
+        let removed =
+            |chars, tokens, text: &str| LogEntry::Backtrack(LogBacktrack { chars, tokens, text: text.into() });
+        assert_eq!(log.get(4), Some(&removed(4, 3, "€xyz")));
         assert_eq!((log.text.as_str(), log.len()), ("aé", 5));
         log.retract(0, 1);
-        assert_eq!(log.get(5), Some(&LogEntry::Backtrack { chars: 0, tokens: 1, text: String::new() }));
+        assert_eq!(log.get(5), Some(&removed(0, 1, "")));
     }
 
     #[test]
@@ -195,9 +202,10 @@ mod tests {
         let alternative = |token, prob| Alternative { token, text: "x".into(), prob };
         let stored = |logprobs| {
             let mut log = RunLog::new(logprobs);
-            let token =
+            let measurement =
                 TokenMeasurement { token: 97, text: "a".into(), logprob: Some(-0.5), rank: None, entropy: None };
-            let tokens = vec![(token, vec![alternative(97, 0.6), alternative(98, 0.2), alternative(99, 0.1)])];
+            let alternatives = vec![alternative(97, 0.6), alternative(98, 0.2), alternative(99, 0.1)];
+            let tokens = vec![MeasuredToken { measurement, alternatives }];
             log.add(TextDelta { text: "a".into(), tokens, ..TextDelta::default() }, &vocabulary());
             match log.get(0) {
                 Some(LogEntry::Token(token)) => token.logprobs.len(),

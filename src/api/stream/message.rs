@@ -1,34 +1,34 @@
 //! Converts the events of a run to messages.
 
 use super::error::StreamErrorMessage;
-use super::log::LogToken;
+use super::log::{LogBacktrack, LogToken};
 use super::response::{
-    BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StreamLogprob, StreamMessage, StreamTiming,
-    StreamUsage, TokenMessage, TokenTiming,
+    BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StatusMessage, StatusOperation, StreamLogprob,
+    StreamMessage, StreamTiming, TokenMessage, TokenTiming,
 };
 use super::run::{StreamedRun, StreamedRunEnd};
-use super::status::{StatusMessage, StatusOperation};
 use crate::engine::PromptProgress;
-use crate::events::{EndCause, Finish, FinishReason, Usage};
+use crate::events::{EndCause, Finish, FinishReason};
 use std::borrow::Cow;
 use std::time::Duration;
 
 /// Returns the init message. For a resumed run, `index` entries were sent before, and `text` is their text.
 pub(super) fn init<'a>(run: &'a StreamedRun, resumed: Option<(usize, &str)>) -> StreamMessage<'a> {
-    StreamMessage::Init(InitMessage {
-        model_info: Some(&run.head.model_info),
-        replaces: run.head.replaces.as_deref(),
-        resumed: resumed.is_some(),
-        stored: false,
-        index: resumed.map(|(index, _)| index),
-        generated_text: resumed.map(|(_, text)| with_prompt_echo(run, text).into_owned()),
-        ..InitMessage::stored(run.request_id.as_str().into(), run.id, Some(run.head.model.as_str().into()))
+    let properties = &run.properties;
+    let init = InitMessage {
+        model_info: Some(&properties.model_info),
+        replaces: properties.replaces.as_deref(),
+        ..InitMessage::new(run.request_id.as_str().into(), run.id, Some(properties.model.as_str().into()))
+    };
+    StreamMessage::Init(match resumed {
+        Some((index, text)) => init.resumed(index, with_prompt_echo(run, text).into_owned()),
+        None => init,
     })
 }
 
 /// Returns the message that repeats the prompt, if requested.
 pub(super) fn echo(run: &StreamedRun) -> Option<StreamMessage<'_>> {
-    let (options, prompt) = (run.head.options, run.head.prompt_text.as_str());
+    let (options, prompt) = (run.properties.options, run.properties.prompt_text.as_str());
     (options.echo_prompt && options.stream).then(|| {
         StreamMessage::Token(TokenMessage {
             request_id: &run.request_id,
@@ -47,7 +47,7 @@ pub(super) fn echo(run: &StreamedRun) -> Option<StreamMessage<'_>> {
 
 /// Returns a token message; `text` is the text including the token.
 pub(super) fn token<'a>(run: &'a StreamedRun, index: usize, token: LogToken, text: &'a str) -> StreamMessage<'a> {
-    let options = run.head.options;
+    let options = run.properties.options;
     let LogToken { text: own, id, logprobs, elapsed, at, last } = token;
     let logprob = |(token, logprob): (String, f32)| StreamLogprob { token, logprob: logprob.into() };
     // For a run that was stopped or failed, only the last message has the reason.
@@ -70,68 +70,62 @@ pub(super) fn token<'a>(run: &'a StreamedRun, index: usize, token: LogToken, tex
 pub(super) fn backtrack<'a>(
     run: &'a StreamedRun,
     index: usize,
-    (removed_characters, removed_tokens): (usize, usize),
-    removed_text: String,
+    backtrack: LogBacktrack,
     text: &'a str,
 ) -> StreamMessage<'a> {
     StreamMessage::Backtrack(BacktrackMessage {
         request_id: &run.request_id,
         index,
-        removed_tokens,
-        removed_characters,
-        removed_text,
-        generated_text: run.head.options.cumulative.then(|| with_prompt_echo(run, text)),
+        removed_tokens: backtrack.tokens,
+        removed_characters: backtrack.chars,
+        removed_text: backtrack.text,
+        generated_text: run.properties.options.cumulative.then(|| with_prompt_echo(run, text)),
     })
 }
 
-/// Returns the last message of a run: its completion, or the error that ended it with the text so far.
+/// Returns the last message of a run.
 pub(super) fn last<'a>(run: &'a StreamedRun, ending: &StreamedRunEnd, text: &'a str) -> StreamMessage<'a> {
-    let text = with_prompt_echo(run, text);
-    let failed = |error: StreamErrorMessage, text, usage: Option<Usage>| {
-        let id = run.request_id.as_str().into();
-        StreamMessage::Error(RunErrorMessage::ended(error, id, text, usage.map(StreamUsage::from)))
+    let (id, text) = (run.request_id.as_str().into(), with_prompt_echo(run, text));
+    let finish = match &ending.outcome {
+        Ok(end) => &end.finish,
+        Err(error) => return RunErrorMessage::ended(error.streaming(), id, text, None).into(),
     };
-    match &ending.outcome {
-        Ok(end) => {
-            let finish = &end.finish;
-            let counts = Some(finish.usage);
-            match (finish.reason, finish.cause) {
-                (FinishReason::Cancelled, Some(EndCause::Timeout)) => {
-                    failed(StreamErrorMessage::timed_out(run.head.options.timeout), text, counts)
-                }
-                (FinishReason::Cancelled, Some(EndCause::ClientStop | EndCause::Regenerate)) => {
-                    StreamMessage::Completion(completion(run, ending, finish, text).stopped_by_client())
-                }
-                (FinishReason::Cancelled, _) => {
-                    failed(StreamErrorMessage::cancelled(finish.message.as_deref()), text, counts)
-                }
-                (FinishReason::Error, _) => {
-                    let error = StreamErrorMessage::failed(finish.fault, finish.cause, finish.message.as_deref());
-                    failed(error, text, counts)
-                }
-                _ => StreamMessage::Completion(completion(run, ending, finish, text)),
-            }
-        }
-        Err(error) => failed(error.streaming(), text, None),
+    let options = run.properties.options;
+    let mut message = ended(id, text, finish, options.timeout);
+    if let StreamMessage::Completion(completion) = &mut message {
+        completion.timing = options.timing.then(|| StreamTiming {
+            first_token_ms: finish.first_token_us.map(|us| ms(Duration::from_micros(us))),
+            total_ms: ms(ending.total),
+        });
     }
+    message
 }
 
-fn completion<'a>(
-    run: &'a StreamedRun,
-    ending: &StreamedRunEnd,
-    finish: &Finish,
+/// Returns the last message of a run that ended with `finish`: its completion, or its error with the text so far.
+/// `time_limit` is the limit that an error names.
+pub(super) fn ended<'a>(
+    request_id: Cow<'a, str>,
     text: Cow<'a, str>,
-) -> CompletionMessage<'a> {
-    let timing = || StreamTiming {
-        first_token_ms: finish.first_token_us.map(|us| ms(Duration::from_micros(us))),
-        total_ms: ms(ending.total),
+    finish: &Finish,
+    time_limit: Option<Duration>,
+) -> StreamMessage<'a> {
+    let reported = finish.message.as_deref();
+    let error = match (finish.reason, finish.cause) {
+        (FinishReason::Error, cause) => StreamErrorMessage::failed(finish.fault, cause, reported),
+        (FinishReason::Cancelled, Some(EndCause::Timeout)) => StreamErrorMessage::timed_out(time_limit),
+        (FinishReason::Cancelled, cause) if !matches!(cause, Some(EndCause::ClientStop | EndCause::Regenerate)) => {
+            StreamErrorMessage::cancelled(reported)
+        }
+        (reason, _) => {
+            return StreamMessage::Completion(CompletionMessage {
+                stop_string: finish.stop_string.clone(),
+                tool_calls: finish.tool_calls.clone(),
+                stopped_by: (reason == FinishReason::Cancelled).then_some("client"),
+                ..CompletionMessage::new(request_id, text, reason, finish.usage)
+            });
+        }
     };
-    CompletionMessage {
-        stop_string: finish.stop_string.clone(),
-        tool_calls: finish.tool_calls.clone(),
-        timing: run.head.options.timing.then(timing),
-        ..CompletionMessage::new(run.request_id.as_str().into(), text, finish.reason, finish.usage)
-    }
+    RunErrorMessage::ended(error, request_id, text, Some(finish.usage.into())).into()
 }
 
 /// Returns the prompt's progress.
@@ -149,7 +143,11 @@ pub(super) fn prompt_progress(run: &StreamedRun, progress: PromptProgress) -> St
 
 /// Returns the text, after the prompt if the client requested that.
 fn with_prompt_echo<'a>(run: &StreamedRun, text: &'a str) -> Cow<'a, str> {
-    if run.head.options.echo_prompt { format!("{}{text}", run.head.prompt_text).into() } else { text.into() }
+    if run.properties.options.echo_prompt {
+        format!("{}{text}", run.properties.prompt_text).into()
+    } else {
+        text.into()
+    }
 }
 
 fn ms(time: Duration) -> f64 {

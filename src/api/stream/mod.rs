@@ -7,6 +7,7 @@
 mod asyncapi;
 mod config;
 mod connection;
+mod connection_run;
 mod control;
 mod error;
 mod feedback;
@@ -20,7 +21,6 @@ mod response;
 mod rest;
 mod run;
 mod start;
-mod status;
 mod stored;
 
 use crate::api::shared::sse::to_json;

@@ -47,7 +47,7 @@ impl StreamedRuns {
     pub(super) fn find(&self, scope: &Scope, id: &str) -> Option<Arc<StreamedRun>> {
         let runs = self.lock();
         let found = runs.get(id).or_else(|| runs.values().find(|run| run.id.to_string() == id));
-        found.filter(|run| scope.includes(run.head.owner.as_ref())).cloned()
+        found.filter(|run| scope.includes(run.properties.owner.as_ref())).cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<StreamedRun>>> {

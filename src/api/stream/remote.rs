@@ -1,6 +1,7 @@
 //! Follows and controls runs of other servers through a relay to the server that generates them.
 
-use super::connection::{ConnectionRun, StreamConnection};
+use super::connection::StreamConnection;
+use super::connection_run::ConnectionRun;
 use super::request::ResumeMessage;
 use super::response::RunErrorMessage;
 use crate::api::shared::Fields;
@@ -8,7 +9,6 @@ use crate::api::shared::sse::to_json;
 use crate::server::peers::{Relay, find_peer, find_recent, relay};
 use crate::server::{ApiError, ErrorKind};
 use serde_json::Value;
-use std::sync::Arc;
 
 impl StreamConnection {
     /// Follows a run on the server that generates it. Returns false if no other server generates it.
@@ -34,16 +34,13 @@ impl StreamConnection {
                 let _ = outgoing.send(to_json(&RunErrorMessage::new(&error, Some(&id)))).await;
             }
         });
-        self.add_run(
-            run.request_id,
-            ConnectionRun { started: Arc::default(), cancelled: Arc::default(), relay: Some(relay), task },
-        );
+        self.add_run(run.request_id, ConnectionRun::remote(relay, task));
         Ok(true)
     }
 
     /// Returns the relay of the run that a message refers to, if another server generates the run.
     pub(super) fn relay_of(&self, fields: Fields<'_>) -> Option<Relay> {
-        self.find_run(fields).ok().and_then(|(_, connection_run)| connection_run.relay)
+        self.find_run(fields).ok().and_then(|(_, connection_run)| connection_run.relay())
     }
 
     /// Forwards a control message to the server that generates the run.

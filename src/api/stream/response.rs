@@ -1,11 +1,10 @@
 //! Server messages of the streaming protocol.
 
 use super::error::StreamErrorMessage;
-use super::status::{StatusMessage, StatusOperation};
 use crate::events::{FinishReason, RunId, TokenId, Usage};
 use crate::server::{ApiError, Loaded};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::borrow::Cow;
 use utoipa::ToSchema;
 
@@ -198,6 +197,44 @@ pub(super) struct RunErrorMessage<'a> {
     pub(super) stored: bool,
 }
 
+/// Progress, or confirmation of a control message or feedback.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct StatusMessage<'a> {
+    /// `model_loading`, `prompt_processing`, `pause`, `resume`, `modify`, `feedback`, `ping`, or `moved`: another
+    /// connection receives the run now.
+    #[schema(value_type = String)]
+    pub(super) operation: StatusOperation,
+    /// Progress in percent.
+    #[schema(minimum = 0, maximum = 100)]
+    pub(super) progress: u8,
+    /// The status as text.
+    pub(super) message: Cow<'a, str>,
+    /// The run's `request_id`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) request_id: Option<&'a str>,
+    /// Estimated remaining seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) eta_seconds: Option<f64>,
+    /// The changed parameters, as sent.
+    #[schema(value_type = Option<Object>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) parameters: Option<&'a Map<String, Value>>,
+}
+
+/// The subject of a status message.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum StatusOperation {
+    ModelLoading,
+    PromptProcessing,
+    Pause,
+    Resume,
+    Modify,
+    Feedback,
+    Ping,
+    Moved,
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_false(value: &bool) -> bool {
     !value
@@ -228,26 +265,35 @@ impl StreamModelInfo {
 }
 
 impl<'a> InitMessage<'a> {
-    /// Returns the message for a run that is only in the database.
-    pub(super) fn stored(request_id: Cow<'a, str>, run_id: RunId, model: Option<Cow<'a, str>>) -> Self {
+    /// Returns the message for a new run, without properties of its model.
+    pub(super) fn new(request_id: Cow<'a, str>, run_id: RunId, model: Option<Cow<'a, str>>) -> Self {
         Self {
             request_id,
             run_id,
             model,
             model_info: None,
             replaces: None,
-            resumed: true,
-            stored: true,
+            resumed: false,
+            stored: false,
             index: None,
             generated_text: None,
         }
     }
+
+    /// Returns the message for a run that is resumed after the message with this index.
+    pub(super) fn resumed(self, index: usize, text: String) -> Self {
+        Self { resumed: true, index: Some(index), generated_text: Some(text), ..self }
+    }
+
+    /// Returns the message for a run that is only in the database.
+    pub(super) fn stored(self) -> Self {
+        Self { resumed: true, stored: true, ..self }
+    }
 }
 
 impl<'a> CompletionMessage<'a> {
-    /// Returns the end of a run without details.
+    /// Returns the end of a run without details. The finish reason of a stopped run is `stop`.
     pub(super) fn new(request_id: Cow<'a, str>, text: Cow<'a, str>, reason: FinishReason, usage: Usage) -> Self {
-        // The finish reason of a stopped run is `stop`.
         let reason = if reason == FinishReason::Cancelled { FinishReason::Stop } else { reason };
         Self {
             request_id,
@@ -261,11 +307,6 @@ impl<'a> CompletionMessage<'a> {
             stored: false,
         }
     }
-
-    /// Returns the end of a run that the client stopped.
-    pub(super) fn stopped_by_client(self) -> Self {
-        Self { stopped_by: Some("client"), ..self }
-    }
 }
 
 impl From<Usage> for StreamUsage {
@@ -278,19 +319,36 @@ impl From<Usage> for StreamUsage {
     }
 }
 
-/// Returns a status message about progress or an executed control message.
-pub(super) fn status<'a>(
-    operation: StatusOperation,
-    progress: u8,
-    message: impl Into<Cow<'a, str>>,
-    request_id: Option<&'a str>,
-) -> StreamMessage<'a> {
-    StatusMessage::new(operation, progress, message, request_id).into()
+impl<'a> StatusMessage<'a> {
+    /// Returns a status without estimate and parameters.
+    pub(super) fn new(
+        operation: StatusOperation,
+        progress: u8,
+        message: impl Into<Cow<'a, str>>,
+        request_id: Option<&'a str>,
+    ) -> Self {
+        Self { operation, progress, message: message.into(), request_id, eta_seconds: None, parameters: None }
+    }
+
+    /// Returns a status with progress 100.
+    pub(super) fn complete(
+        operation: StatusOperation,
+        message: impl Into<Cow<'a, str>>,
+        request_id: Option<&'a str>,
+    ) -> Self {
+        Self::new(operation, 100, message, request_id)
+    }
 }
 
 impl<'a> From<StatusMessage<'a>> for StreamMessage<'a> {
     fn from(status: StatusMessage<'a>) -> Self {
         Self::Status(status)
+    }
+}
+
+impl<'a> From<RunErrorMessage<'a>> for StreamMessage<'a> {
+    fn from(error: RunErrorMessage<'a>) -> Self {
+        Self::Error(error)
     }
 }
 
@@ -314,6 +372,8 @@ impl<'a> RunErrorMessage<'a> {
 
 /// Returns the completion of a run that was stopped before it started.
 pub(super) fn stopped_before_start(request_id: &str) -> StreamMessage<'_> {
-    let completion = CompletionMessage::new(request_id.into(), "".into(), FinishReason::Stop, Usage::default());
-    StreamMessage::Completion(completion.stopped_by_client())
+    StreamMessage::Completion(CompletionMessage {
+        stopped_by: Some("client"),
+        ..CompletionMessage::new(request_id.into(), "".into(), FinishReason::Stop, Usage::default())
+    })
 }

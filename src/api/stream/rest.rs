@@ -9,12 +9,11 @@ use super::response::{StreamMessage, StreamTiming, StreamUsage};
 use super::run::Follower;
 use super::start::{NewRun, new_id, start};
 use crate::api::shared;
-use crate::api::shared::generation;
+use crate::api::shared::generation::{self, RunClient};
 use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent};
 use crate::events::{FinishReason, RunId, Surface};
-use crate::server::{ApiError, App, Caller};
+use crate::server::ApiError;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -107,28 +106,24 @@ pub(super) struct GenerateResponse<'a> {
               (status = 507, description = "Memory is exhausted; `generated_text` is the text so far"),
               (status = 504, description = "The run exceeded `timeout_ms`; `generated_text` is the text so far")))]
 pub(super) async fn generate(
-    State(app): State<App>,
-    caller: Caller,
+    client: RunClient,
     streamed_runs: Extension<StreamedRuns>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, StreamError> {
     let config = RunConfig::parse(&shared::parse_json(&body?)?, false)?;
-    app.ready()?;
+    client.app.ready()?;
+    let ping = client.app.config().server.sse_ping_interval;
     let new_run = NewRun {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
-        caller,
+        client,
         streamed_runs: streamed_runs.0,
         surface: Surface::Generate,
         replaces: None,
         grace_period: Duration::ZERO,
     };
-    let run = start(&app, &config, new_run, None).await?;
+    let run = start(&config, new_run, None).await?;
     let follower = run.follow(0);
-    let response = if config.options.stream {
-        event_stream(follower, app.config().server.routes.sse_ping_interval)
-    } else {
-        collect(follower).await?
-    };
+    let response = if config.options.stream { event_stream(follower, ping) } else { collect(follower).await? };
     Ok(generation::with_run_id(response, run.id))
 }
 
@@ -140,7 +135,7 @@ async fn collect(mut follower: Follower) -> Result<Response, ApiError> {
                 let answer = GenerateResponse {
                     id: &run.request_id,
                     run_id: run.id,
-                    model: &run.head.model,
+                    model: &run.properties.model,
                     generated_text: &completion.generated_text,
                     finish_reason: completion.finish_reason,
                     usage: completion.usage,

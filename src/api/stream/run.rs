@@ -25,7 +25,7 @@ const MAX_LAG: usize = 64;
 pub(super) struct StreamedRun {
     pub(super) id: RunId,
     pub(super) request_id: String,
-    pub(super) head: RunHead,
+    pub(super) properties: RunProperties,
     pub(super) control: RunControl,
     config: Mutex<RunConfig>,
     /// Seed of the sampler, which the configuration lacks if it is random.
@@ -40,7 +40,7 @@ pub(super) struct StreamedRun {
 }
 
 /// Properties of a run that are known at its start.
-pub(super) struct RunHead {
+pub(super) struct RunProperties {
     /// The tenant that the run belongs to.
     pub(super) owner: Option<Tenant>,
     pub(super) options: StreamOptions,
@@ -93,16 +93,17 @@ impl StreamedRun {
         app: &App,
         streamed_runs: &StreamedRuns,
         generation: Generation,
-        (config, head): (RunConfig, RunHead),
+        config: RunConfig,
+        properties: RunProperties,
         grace_period: Duration,
     ) -> Arc<Self> {
         let Generation { run_id, request_id, output, control, .. } = generation;
         let run = Arc::new(Self {
             id: run_id,
             request_id,
-            seed: AtomicU32::new(head.seed),
-            log: Mutex::new(RunLog::new(head.options.logprobs)),
-            head,
+            seed: AtomicU32::new(properties.seed),
+            log: Mutex::new(RunLog::new(properties.options.logprobs)),
+            properties,
             control,
             config: Mutex::new(config),
             progress: Mutex::default(),
@@ -221,7 +222,7 @@ impl StreamedRun {
 
     /// Waits until the run has exceeded its time limit.
     async fn wait_for_time_limit(&self) {
-        match self.head.options.timeout {
+        match self.properties.options.timeout {
             Some(limit) => wait_for_time_limit(&self.control, limit).await,
             None => pending().await,
         }
@@ -259,11 +260,11 @@ async fn advance(
             }
         };
         match output {
-            Some(Output::Text(delta)) => run.change_log(|log| log.add(delta, &run.head.vocabulary)),
-            Some(Output::Prompt(_)) => continue,
+            Some(Output::Text(delta)) => run.change_log(|log| log.add(delta, &run.properties.vocabulary)),
+            Some(Output::PromptProbabilities(_)) => continue,
             // The report before the first decode contains nothing new for the client.
-            Some(Output::Progress(progress)) if progress.processed == progress.cached => continue,
-            Some(Output::Progress(progress)) => {
+            Some(Output::PromptProgress(progress)) if progress.processed == progress.cached => continue,
+            Some(Output::PromptProgress(progress)) => {
                 *run.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
             }
             Some(Output::Retract { chars, tokens }) => run.change_log(|log| log.retract(chars, tokens)),
@@ -315,14 +316,12 @@ impl Follower {
                 self.at += 1;
                 entry.apply(&mut self.text);
                 self.report_position();
-                if !self.run.head.options.stream {
+                if !self.run.properties.options.stream {
                     continue;
                 }
                 return Some(match entry {
                     LogEntry::Token(token) => message::token(&self.run, self.at, token, &self.text),
-                    LogEntry::Backtrack { chars, tokens, text } => {
-                        message::backtrack(&self.run, self.at, (chars, tokens), text, &self.text)
-                    }
+                    LogEntry::Backtrack(removed) => message::backtrack(&self.run, self.at, removed, &self.text),
                 });
             }
             if let Some(ending) = ending {

@@ -4,18 +4,18 @@ use super::config::{PreparedRun, RunConfig};
 use super::loading;
 use super::registry::StreamedRuns;
 use super::response::StreamModelInfo;
-use super::run::{RunHead, StreamedRun};
-use crate::api::shared::generation;
+use super::run::{RunProperties, StreamedRun};
+use crate::api::shared::generation::{self, RunClient};
 use crate::events::{Surface, system};
+use crate::server::ApiError;
 use crate::server::socket::Outgoing;
-use crate::server::{ApiError, App, Caller};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Properties of a new run besides its configuration.
 pub(super) struct NewRun {
     pub(super) request_id: String,
-    pub(super) caller: Caller,
+    pub(super) client: RunClient,
     /// The registry that the run is added to.
     pub(super) streamed_runs: StreamedRuns,
     /// Origin of the run.
@@ -31,18 +31,18 @@ pub(super) fn new_id() -> String {
     format!("gen_{}", system::new_id().simple())
 }
 
-/// Starts a run. `client` receives the loading progress of the model.
+/// Starts a run. `outgoing` receives the loading progress of the model.
 ///
 /// # Errors
 /// The run was not started.
 pub(super) async fn start(
-    app: &App,
     config: &RunConfig,
     new_run: NewRun,
-    client: Option<&Outgoing>,
+    outgoing: Option<&Outgoing>,
 ) -> Result<Arc<StreamedRun>, ApiError> {
-    let NewRun { request_id, caller, streamed_runs, surface, replaces, grace_period } = new_run;
-    let loaded = loading::wait(app, config.model(), &request_id, client).await?;
+    let NewRun { request_id, client, streamed_runs, surface, replaces, grace_period } = new_run;
+    let app = &client.app;
+    let loaded = loading::wait(app, config.model(), &request_id, outgoing).await?;
     // Reserved until the run is registered, so that two concurrent runs cannot use the same id.
     let Some(_reserved) = streamed_runs.reserve(&request_id) else {
         let detail = format!(
@@ -55,10 +55,10 @@ pub(super) async fn start(
         generation::check_request_id(app, &request).await?;
     }
     request.surface = surface;
-    caller.set_owner(&mut request);
+    client.set_client(&mut request);
     let mut options = config.options;
     options.timeout = options.timeout.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
-    let head = RunHead {
+    let properties = RunProperties {
         owner: request.owner.clone(),
         options,
         model: loaded.name().to_owned(),
@@ -70,5 +70,5 @@ pub(super) async fn start(
         replaces,
     };
     let generation = loaded.engine().submit(request).await?;
-    Ok(StreamedRun::start(app, &streamed_runs, generation, (config.clone(), head), grace_period))
+    Ok(StreamedRun::start(app, &streamed_runs, generation, config.clone(), properties, grace_period))
 }

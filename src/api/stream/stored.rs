@@ -1,8 +1,8 @@
 //! Messages for runs that have ended and are read from the database.
 
-use super::error::StreamErrorMessage;
-use super::response::{CompletionMessage, InitMessage, RunErrorMessage, StreamMessage};
-use crate::events::{EndCause, Fault, FinishReason, RunStatus, Scope, Usage};
+use super::message;
+use super::response::{InitMessage, StreamMessage};
+use crate::events::{Fault, Finish, FinishReason, RunEnd, RunStatus, Scope, Usage};
 use crate::mods::tool_calls_of;
 use crate::server::{ApiError, App};
 use crate::store::{EndDetails, RunSummary};
@@ -22,36 +22,50 @@ pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Stre
     let not_found = || ApiError::not_found("run", id);
     let text = store.answer(scope, run.run_id).await?.ok_or_else(not_found)?;
     let details = store.end_details(scope, run.run_id).await?;
-    let init = InitMessage::stored(run.request_id.clone().into(), run.run_id, run.model.clone().map(Into::into));
-    Ok([StreamMessage::Init(init), last(run, text, details)])
+    let init = InitMessage::new(run.request_id.clone().into(), run.run_id, run.model.clone().map(Into::into));
+    Ok([StreamMessage::Init(init.stored()), last(run, text, details)])
 }
 
-/// Returns the last message, equal to that of [`super::message::last`] for a run in memory.
+/// Returns the last message.
 fn last(run: RunSummary, text: String, details: EndDetails) -> StreamMessage<'static> {
+    let finish = finish(&run, details);
+    let mut message = message::ended(run.request_id.into(), text.into(), &finish, None);
+    match &mut message {
+        StreamMessage::Completion(completion) => completion.stored = true,
+        StreamMessage::Error(error) => error.stored = true,
+        _ => {}
+    }
+    message
+}
+
+/// Returns the end of a run as far as it is stored.
+fn finish(run: &RunSummary, details: EndDetails) -> Finish {
     let usage = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),
         cached_tokens: run.cached_tokens.max(0).cast_unsigned(),
         completion_tokens: run.completion_tokens.max(0).cast_unsigned(),
     };
-    let reported = run.message.as_deref();
-    let reason = run.finish_reason.unwrap_or(FinishReason::Stop);
-    let error = match (run.status, reason, run.end_cause) {
-        (RunStatus::Done, ..) | (_, FinishReason::Cancelled, Some(EndCause::ClientStop | EndCause::Regenerate)) => {
-            let stopped = run.status != RunStatus::Done;
-            let completion = CompletionMessage::new(run.request_id.into(), text.into(), reason, usage);
-            let mut completion = if stopped { completion.stopped_by_client() } else { completion };
-            completion.stop_string = details.stop_string.filter(|_| reason == FinishReason::Stop);
-            let tool_calls = details.tool_calls.filter(|_| reason == FinishReason::ToolCalls);
-            let tool_calls = tool_calls.and_then(|payload| serde_json::to_value(payload).ok());
-            completion.tool_calls = tool_calls.map(|payload| Value::Array(tool_calls_of(&payload).to_vec()));
-            completion.stored = true;
-            return StreamMessage::Completion(completion);
-        }
-        (_, FinishReason::Cancelled, Some(EndCause::Timeout)) => StreamErrorMessage::timed_out(None),
-        (_, FinishReason::Cancelled, _) => StreamErrorMessage::cancelled(reported),
-        _ => StreamErrorMessage::failed(details.is_mod_error.then_some(Fault::Mod), run.end_cause, reported),
+    let reason = match (run.status, run.finish_reason) {
+        (RunStatus::Done, reason) => reason.unwrap_or(FinishReason::Stop),
+        (_, Some(FinishReason::Cancelled)) => FinishReason::Cancelled,
+        _ => FinishReason::Error,
     };
-    let mut error = RunErrorMessage::ended(error, run.request_id.into(), text.into(), Some(usage.into()));
-    error.stored = true;
-    StreamMessage::Error(error)
+    let tool_calls = details.tool_calls.filter(|_| reason == FinishReason::ToolCalls);
+    let tool_calls = tool_calls.and_then(|payload| serde_json::to_value(payload).ok());
+    // The fault is not stored: an error of a mod has an action, and one of the engine a cause. Failures stored before
+    // migration V14 have no cause either, except for `out_of_memory`, so they are reported as errors of the request.
+    let fault = match (details.is_mod_error, run.finish_reason, run.end_cause) {
+        (true, ..) => Some(Fault::Mod),
+        (false, Some(FinishReason::Error), None) => Some(Fault::Request),
+        _ => None,
+    };
+    Finish {
+        reason,
+        message: run.message.clone(),
+        stop_string: details.stop_string.filter(|_| reason == FinishReason::Stop),
+        tool_calls: tool_calls.map(|payload| Value::Array(tool_calls_of(&payload).to_vec())),
+        fault,
+        cause: run.end_cause,
+        ..RunEnd::empty(run.created_at, usage).finish
+    }
 }

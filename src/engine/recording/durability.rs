@@ -42,8 +42,7 @@ async fn forward(
     client: mpsc::Sender<Output>,
 ) {
     let mut text: Vec<char> = Vec::new();
-    // Number of characters of each token.
-    let mut tokens: Vec<usize> = Vec::new();
+    let mut tokens = 0usize;
     let mut stored = None;
     let reason = loop {
         let next = tokio::select! {
@@ -76,18 +75,16 @@ async fn forward(
             Some(next) => {
                 match &next {
                     Output::Text(delta) => {
-                        let removed = tokens.split_off(tokens.len().saturating_sub(delta.retracted));
-                        text.truncate(text.len().saturating_sub(removed.iter().sum()));
                         text.extend(delta.text.chars());
-                        tokens.extend(delta.tokens.iter().map(|(measured, _)| measured.text.chars().count()));
+                        tokens += delta.tokens.len();
                     }
                     Output::Retract { chars, tokens: removed } => {
-                        tokens.truncate(tokens.len().saturating_sub(*removed));
+                        tokens = tokens.saturating_sub(*removed);
                         text.truncate(text.len().saturating_sub(*chars));
                     }
-                    Output::Prompt(_) | Output::Progress(_) | Output::Ended(_) => {}
+                    Output::PromptProbabilities(_) | Output::PromptProgress(_) | Output::Ended(_) => {}
                 }
-                end.finish.usage.completion_tokens = tokens.len() as u32;
+                end.finish.usage.completion_tokens = tokens as u32;
                 if client.send(next).await.is_err() {
                     return;
                 }
@@ -110,7 +107,7 @@ pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) 
 #[cfg(test)]
 mod tests {
     use super::{hold_end, unfinished_end};
-    use crate::engine::output::{Output, TextDelta};
+    use crate::engine::output::{MeasuredToken, Output, TextDelta};
     use crate::events::{EndCause, FinishReason, NotStored, RunEnd, RunStatus, TokenMeasurement, system};
     use std::sync::Arc;
     use tokio::sync::{mpsc, oneshot};
@@ -134,27 +131,24 @@ mod tests {
 
     #[tokio::test]
     async fn run_that_cannot_be_stored_ends_without_retracted_tokens() {
-        let delta = |texts: &[&str], retracted| {
+        let delta = |texts: &[&str]| {
             let measure = |text: &&str| {
                 let text = (*text).to_owned();
-                (TokenMeasurement { token: 1, text, logprob: None, rank: None, entropy: None }, Vec::new())
+                let measurement = TokenMeasurement { token: 1, text, logprob: None, rank: None, entropy: None };
+                MeasuredToken { measurement, alternatives: Vec::new() }
             };
             let tokens = texts.iter().map(measure).collect();
-            Output::Text(TextDelta { text: texts.concat(), tokens, retracted, ..TextDelta::default() })
+            Output::Text(TextDelta { text: texts.concat(), tokens, ..TextDelta::default() })
         };
-        let of_text = [delta(&["a", "bé", "c"], 0), Output::Retract { chars: 3, tokens: 2 }, delta(&["d"], 0)];
-        let per_token = [delta(&["a", "bé", "c"], 0), delta(&["d"], 2)];
-        for outputs in [of_text.to_vec(), per_token.to_vec()] {
-            let (run, output) = mpsc::channel(4);
-            let (ack, receiver) = oneshot::channel();
-            let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3), 4);
-            for output in outputs {
-                run.send(output).await.unwrap();
-                held.recv().await.unwrap();
-            }
-            ack.send(Err(NotStored::NoRoom)).unwrap();
-            let Some(Output::Ended(end)) = held.recv().await else { panic!("no end") };
-            assert_eq!((end.finish.text.as_str(), end.finish.usage.completion_tokens), ("ad", 2));
+        let (run, output) = mpsc::channel(4);
+        let (ack, receiver) = oneshot::channel();
+        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3), 4);
+        for output in [delta(&["a", "bé", "c"]), Output::Retract { chars: 3, tokens: 2 }, delta(&["d"])] {
+            run.send(output).await.unwrap();
+            held.recv().await.unwrap();
         }
+        ack.send(Err(NotStored::NoRoom)).unwrap();
+        let Some(Output::Ended(end)) = held.recv().await else { panic!("no end") };
+        assert_eq!((end.finish.text.as_str(), end.finish.usage.completion_tokens), ("ad", 2));
     }
 }

@@ -76,7 +76,7 @@ impl Run {
             return self.finish_at_last_step();
         }
         self.truncate_at_end(&mut tokens);
-        let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
+        let ends = tokens.last().is_some_and(|&token| self.view.ends_answer(token));
         let left = self.budget.tokens_left(self.sequence.answer_len());
         // An end-of-generation token does not count as a token of the answer.
         if tokens.len() - usize::from(ends) > left {
@@ -120,7 +120,7 @@ impl Run {
 
     /// Truncates forced tokens after the first end-of-generation token.
     fn truncate_at_end(&self, tokens: &mut Vec<TokenId>) {
-        if let Some(end) = tokens.iter().position(|&token| self.ends_generation(token)) {
+        if let Some(end) = tokens.iter().position(|&token| self.view.ends_answer(token)) {
             tokens.truncate(end + 1);
         }
     }

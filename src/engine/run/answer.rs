@@ -5,7 +5,7 @@
 
 use super::outbox::Outbox;
 use super::output_text::OutputText;
-use crate::engine::output::{Output, TextDelta};
+use crate::engine::output::{MeasuredToken, Output, TextDelta};
 use crate::engine::request::{Limits, ReportOptions};
 use crate::events::{Alternative, TokenId, TokenMeasurement};
 use std::collections::VecDeque;
@@ -13,10 +13,12 @@ use std::collections::VecDeque;
 /// Text of the generated tokens, and the tokens to send.
 pub struct PendingAnswer {
     text: OutputText,
-    /// Tokens that were not sent, each with the most probable tokens at its position.
-    unsent: VecDeque<(TokenMeasurement, Vec<Alternative>)>,
+    /// Tokens that were not sent.
+    unsent: VecDeque<MeasuredToken>,
     /// See [`ReportOptions::per_token`].
     per_token: bool,
+    /// Number of characters of each sent token; only with `per_token`, otherwise `text` knows the sent text.
+    sent_chars: Vec<usize>,
 }
 
 impl PendingAnswer {
@@ -26,6 +28,7 @@ impl PendingAnswer {
             text: OutputText::new(&limits.stop).with_min_indent(limits.min_indent as usize),
             unsent: VecDeque::new(),
             per_token: report.per_token,
+            sent_chars: Vec::new(),
         }
     }
 
@@ -43,7 +46,10 @@ impl PendingAnswer {
     /// forced tokens.
     pub fn queue(&mut self, tokens: Vec<TokenMeasurement>, alternatives: Option<Vec<Alternative>>) {
         let mut alternatives = alternatives.into_iter();
-        self.unsent.extend(tokens.into_iter().map(|token| (token, alternatives.next().unwrap_or_default())));
+        self.unsent.extend(tokens.into_iter().map(|measurement| {
+            let alternatives = alternatives.next().unwrap_or_default();
+            MeasuredToken { measurement, alternatives }
+        }));
     }
 
     /// Returns the number of tokens that were not sent.
@@ -53,7 +59,7 @@ impl PendingAnswer {
 
     /// Returns the last token that was not sent.
     pub fn last_unsent(&self) -> Option<TokenId> {
-        self.unsent.back().map(|(measured, _)| measured.token)
+        self.unsent.back().map(|token| token.measurement.token)
     }
 
     /// Takes the text and tokens that may be sent while the last `holdback` of `generated` tokens are held back. `ends`
@@ -92,11 +98,11 @@ impl PendingAnswer {
         let unsent_from = before - self.unsent.len();
         self.unsent.truncate(generated.saturating_sub(unsent_from));
         let tokens = unsent_from.saturating_sub(generated);
-        if self.per_token && tokens > 0 {
-            outbox.push(Output::Text(TextDelta { retracted: tokens, ..TextDelta::default() }));
+        let mut chars = self.text.truncate(generated);
+        if self.per_token {
+            chars = self.sent_chars.split_off(self.sent_chars.len().saturating_sub(tokens)).iter().sum();
         }
-        let chars = self.text.truncate(generated);
-        if chars > 0 || (tokens > 0 && !self.per_token) {
+        if chars > 0 || tokens > 0 {
             outbox.push(Output::Retract { chars, tokens });
         }
     }
@@ -111,7 +117,8 @@ impl PendingAnswer {
             return None;
         }
         let tokens: Vec<_> = self.unsent.drain(..count).collect();
-        let text = tokens.iter().map(|(measured, _)| measured.text.as_str()).collect();
+        self.sent_chars.extend(tokens.iter().map(|token| token.measurement.text.chars().count()));
+        let text = tokens.iter().map(|token| token.measurement.text.as_str()).collect();
         Some(TextDelta { text, tokens, ..TextDelta::default() })
     }
 

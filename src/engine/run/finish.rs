@@ -2,7 +2,7 @@
 
 use super::{Run, RunState};
 use crate::engine::output::Output;
-use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
+use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunStatus, Usage};
 use crate::model::without_nul;
 use serde_json::Value;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Run {
     pub(super) fn end_reason(&self) -> Option<EndReason> {
         let last = self.sequence.last()?;
         let text = self.answer.text();
-        if self.ends_generation(last) || text.is_stopped() || self.sampler.is_complete() {
+        if self.view.ends_answer(last) || text.is_stopped() || self.sampler.is_complete() {
             return Some(FinishReason::Stop.into());
         }
         if self.budget.tokens_left(self.sequence.answer_len()) == 0 {
@@ -63,7 +63,7 @@ impl Run {
         let EndReason { reason, message, tool_calls, fault, cause } = end_reason.into();
         self.send_remaining();
         let generated = self.sequence.answer_len();
-        let ends_hidden = generated > 0 && self.sequence.last().is_some_and(|token| self.ends_generation(token));
+        let ends_hidden = generated > 0 && self.sequence.last().is_some_and(|token| self.view.ends_answer(token));
         let message = message.into_iter().chain(self.dispatch.disabled()).reduce(|all, next| all + "; " + &next);
         // A run without a slot was only queued.
         let worked_us = if self.metrics.slot().is_some() { self.timing.since_slot_us() } else { 0 };
@@ -125,11 +125,5 @@ impl Run {
             }
             self.finish(EndReason { cause: Some(cause), ..EndReason::new(cause.finish_reason(), message) });
         }
-    }
-
-    /// Returns true if the token ends the run. With `ignore_eos`, end-of-generation tokens are never sampled, but those
-    /// that a mod forces still end the run.
-    pub(super) fn ends_generation(&self, token: TokenId) -> bool {
-        self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)
     }
 }

@@ -33,10 +33,10 @@ mod steps;
 mod timing;
 mod token_attention;
 
-use super::output::{Output, PromptTiming, RunMetrics};
+use super::output::{MeasuredToken, Output, PromptTiming, RunMetrics};
 use super::recording::event_buffer::EventBuffer;
 use super::request::Request;
-use crate::events::{Alternative, DraftUsage, EndCause, EventType, RunEnd, RunId, TokenId, TokenMeasurement};
+use crate::events::{DraftUsage, EndCause, EventType, RunEnd, RunId, TokenId, TokenMeasurement};
 use crate::model::distribution::TokenDistribution;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
@@ -145,7 +145,7 @@ pub struct Run {
     /// Forced tokens that are being decoded.
     forced: Option<ForcedTokens>,
     /// Probabilities of the prompt's tokens, collected while the prompt is decoded.
-    prompt_probabilities: Vec<(TokenMeasurement, Vec<Alternative>)>,
+    prompt_probabilities: Vec<MeasuredToken>,
     /// Counts of drafts and drafted tokens.
     drafts: DraftUsage,
     /// Note to record with the next step.
@@ -279,12 +279,12 @@ impl Run {
             return self.abort(EndCause::InvalidLogits, message);
         }
         if let Some(&next) = self.sequence.tokens().get(position + 1) {
-            let measured = self.measurer.measure(distribution, logits, next);
+            let measurement = self.measurer.measure(distribution, logits, next);
             if position + 1 < self.sequence.prompt_len() {
-                let top = self.measurer.top(logits, distribution);
-                self.prompt_probabilities.push((measured, top));
+                let alternatives = self.measurer.top(logits, distribution);
+                self.prompt_probabilities.push(MeasuredToken { measurement, alternatives });
             } else if let Some(forced) = &mut self.forced {
-                forced.measurements.push(measured);
+                forced.measurements.push(measurement);
                 self.attention.push_drawn();
             }
             return;
@@ -298,7 +298,7 @@ impl Run {
                 at: Instant::now(),
             });
             if self.request.report.prompt_probabilities {
-                self.outbox.push(Output::Prompt(std::mem::take(&mut self.prompt_probabilities)));
+                self.outbox.push(Output::PromptProbabilities(std::mem::take(&mut self.prompt_probabilities)));
             }
         }
         let top = self.measurer.top(logits, distribution);

@@ -97,10 +97,11 @@ impl Run {
             return;
         };
         let vocabulary = &self.view.vocabulary;
-        let reply = reply.validate_action(dispatched.event, vocabulary.len(), sequence.context());
+        let event = dispatched.event;
+        let reply = reply.validate_action(event, vocabulary.len()).limit_tokens(event, sequence.context());
         let recorded = dispatch.record_reply(dispatched, reply, event_buffer);
         let is_recorded = event_buffer.is_recorded();
-        let effect = effect_of(&recorded.action, dispatched.event, sequence, step_logits, is_recorded);
+        let effect = effect_of(&recorded.action, event, sequence, step_logits, is_recorded);
         dispatch.record_action(&recorded, vocabulary, &effect, event_buffer);
         match recorded.action {
             Action::Noop => {}

@@ -75,7 +75,7 @@ impl Run {
     /// Reports the progress of the prompt, if the client requested it.
     pub fn report_progress(&mut self) {
         if self.request.report.progress && !self.has_decoded_prompt() && self.end.is_none() {
-            self.outbox.push(Output::Progress(PromptProgress {
+            self.outbox.push(Output::PromptProgress(PromptProgress {
                 total: self.sequence.prompt_len() as u32,
                 cached: self.sequence.cached_tokens() as u32,
                 processed: self.sequence.kv_len().min(self.sequence.prompt_len()) as u32,

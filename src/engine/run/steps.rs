@@ -148,7 +148,7 @@ impl Run {
         self.budget.update_longest(self.sequence.answer_len(), step);
         let note = self.process_tokens(&mut tokens, forced);
         let stopped_by = self.answer.text().stopped_by();
-        let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
+        let ends_generation = tokens.last().is_some_and(|measured| self.view.ends_answer(measured.token));
         let position = self.sequence.len() - tokens.len();
         let evicted = self.sequence.take_unreported_eviction();
         let order = self.event_buffer.event(EventType::Added, step, |event| {
@@ -195,7 +195,7 @@ impl Run {
         let mut note = None;
         let before = self.sequence.answer_len() - tokens.len();
         for (index, measured) in tokens.iter().enumerate() {
-            let ends = self.ends_generation(measured.token);
+            let ends = self.view.ends_answer(measured.token);
             let piece = self.view.vocabulary.piece(measured.token);
             if !self.sampler.accept(measured.token, piece, before + index + 1, ends) {
                 note = Some(format!(
@@ -249,12 +249,12 @@ impl Run {
     }
 
     fn unsent_ends_generation(&self) -> bool {
-        self.answer.last_unsent().is_some_and(|token| self.ends_generation(token))
+        self.answer.last_unsent().is_some_and(|token| self.view.ends_answer(token))
     }
 
     fn is_hidden(&self, token: TokenId) -> bool {
         (self.view.vocabulary.is_control(token) && !self.request.visible_tokens.contains(&token))
-            || self.ends_generation(token)
+            || self.view.ends_answer(token)
     }
 }
 

@@ -94,6 +94,21 @@ async fn samples_differ_and_are_numbered() {
 }
 
 #[tokio::test]
+async fn only_the_first_sample_waits_for_the_requested_slot() {
+    let server = server().await;
+    let endless = json!({"id_slot": 0, "max_new_tokens": 1_000_000, "context_policy": "shift", "ignore_eos": true,
+                         "return_attention": false});
+    let mut holder = connect(server, PATH, Options::default()).await;
+    send(&mut holder, &generate_request(&[40, 41, 42], &endless)).await;
+    next(&mut holder).await;
+    let mut socket = connect(server, PATH, Options::default()).await;
+    let fields = json!({"id_slot": 0, "num_samples": 2, "max_new_tokens": 1, "ignore_eos": true});
+    send(&mut socket, &generate_request(&[40, 41], &fields)).await;
+    let messages = until_done(&mut socket).await;
+    assert!(messages.iter().all(|(message, _)| message["sample"] == 1), "{messages:?}");
+}
+
+#[tokio::test]
 async fn requests_share_a_socket_and_one_can_be_cancelled() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is").await;

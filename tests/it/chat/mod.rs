@@ -255,6 +255,12 @@ async fn fields_of_llama_server_apply_to_chat() {
     let settings = &server.answer(CHAT, &chat(json!({"verbose": true, "top_k": 7, "max_tokens": 3}))).await["__verbose"]
         ["generation_settings"];
     assert_eq!((&settings["top_k"], &settings["n_predict"], &settings["seed"]), (&json!(7), &json!(3), &json!(7)));
+    let sent = json!({"verbose": true, "max_tokens": 1, "n_keep": 5, "n_discard": 6, "n_cache_reuse": 7,
+                      "grammar": "root ::= \"a\"", "speculative.n_max": 3});
+    let settings = &server.answer(CHAT, &chat(sent.clone())).await["__verbose"]["generation_settings"];
+    for name in ["n_keep", "n_discard", "n_cache_reuse", "grammar", "speculative.n_max"] {
+        assert_eq!(settings[name], sent[name], "{name}");
+    }
 }
 
 #[tokio::test]

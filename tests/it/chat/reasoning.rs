@@ -116,19 +116,24 @@ async fn constraint_applies_after_ended_reasoning() {
 #[tokio::test]
 async fn reasoning_can_be_ended_by_client() {
     const CONTROL: &str = "/v1/chat/completions/control";
+    const CONTENT: &str = "\"content\":\"";
     let server = server().await;
     let end = |id: &str| json!({"id": id, "action": "reasoning_end"});
     let forced_start = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
     let tokens = [token("<think>").await, token("</think>").await];
+    let start = async |controlled: bool, max_tokens: u32| {
+        let body = chat(json!({"mods": forced_start, "max_tokens": max_tokens, "ignore_eos": true,
+            "banned_tokens": tokens, "reasoning_control": controlled, "stream": true}));
+        let response = server.request(reqwest::Method::POST, CHAT).json(&body).send().await.unwrap();
+        let id = format!("chatcmpl-{}", response.headers()["x-thunder-run-id"].to_str().unwrap());
+        (response, id)
+    };
     for (controlled, expected) in [
         (true, json!({"success": true})),
         (false, json!({"success": false, "message": "the request did not set \"reasoning_control\": true"})),
     ] {
         // Long enough to receive a control request during generation.
-        let body = chat(json!({"mods": forced_start, "max_tokens": 2000, "ignore_eos": true, "banned_tokens": tokens,
-                               "reasoning_control": controlled, "stream": true}));
-        let response = server.request(reqwest::Method::POST, CHAT).json(&body).send().await.unwrap();
-        let id = format!("chatcmpl-{}", response.headers()["x-thunder-run-id"].to_str().unwrap());
+        let (mut response, id) = start(controlled, 2000).await;
         // The reasoning cannot be ended before the first token.
         let done = loop {
             let done = server.answer(CONTROL, &end(&id)).await;
@@ -137,11 +142,16 @@ async fn reasoning_can_be_ended_by_client() {
             }
         };
         assert_eq!(done, expected);
-        let text = response.text().await.unwrap();
-        assert_eq!(text.contains("\"content\":\""), controlled, "the answer begins at the end of the reasoning");
-        let after_end = server.answer(CONTROL, &end(&id)).await;
-        assert_eq!((&after_end["success"], after_end["message"].is_string()), (&json!(false), true), "{after_end}");
+        // The answer begins at the end of the reasoning.
+        let mut text = Vec::new();
+        while controlled && !String::from_utf8_lossy(&text).contains(CONTENT) {
+            text.extend(response.chunk().await.unwrap().expect("the reasoning does not end"));
+        }
     }
+    let (response, id) = start(true, 24).await;
+    assert!(!response.text().await.unwrap().contains(CONTENT), "the reasoning ended without a control request");
+    let after_end = server.answer(CONTROL, &end(&id)).await;
+    assert_eq!((&after_end["success"], after_end["message"].is_string()), (&json!(false), true), "{after_end}");
     for (body, name) in [
         (json!({"action": "reasoning_end"}), "id"),
         (json!({"id": "x", "action": "stop"}), "action"),

@@ -7,7 +7,7 @@ use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
 
 #[tokio::test]
 async fn lazy_constraint_applies_after_its_trigger() {
-    let letter = model().vocabulary().encode("a", false, false)[0];
+    let letter = model().vocabulary().encode_plain("a")[0];
     let request = |constraint| Request {
         constraint: Some(constraint),
         sampling: SamplingParams { logit_bias: vec![(letter, 100.0)], ..request("Hello", 1).sampling },
@@ -34,7 +34,7 @@ async fn broken_grammar_ends_only_its_own_run() {
     let limited = test_engine.run(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
     assert!(limited.text.starts_with("ab"), "{}", limited.text);
     assert_eq!(limited.end.finish.reason, FinishReason::Length);
-    let banned = model().vocabulary().encode("x", false, false)[0];
+    let banned = model().vocabulary().encode_plain("x")[0];
     let impossible = Request {
         constraint: Some(Constraint::new("test", GrammarSource::Regex("x".into()))),
         sampling: SamplingParams { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..SamplingParams::default() },

@@ -106,7 +106,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 
 /// Returns a greedy request that ignores the end of generation.
 pub fn request(prompt: &str, max_tokens: u32) -> Request {
-    let prompt = model().vocabulary().encode(prompt, false, true);
+    let prompt = model().vocabulary().encode_markup(prompt);
     request_tokens(prompt, max_tokens)
 }
 
@@ -144,7 +144,7 @@ pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>)
         match output {
             Output::Text(delta) => text.extend(delta.text.chars()),
             Output::Retract { chars, .. } => text.truncate(text.len() - chars),
-            Output::Prompt(_) | Output::Progress(_) => {}
+            Output::PromptProbabilities(_) | Output::PromptProgress(_) => {}
             Output::Ended(end) => return (text.into_iter().collect(), end),
         }
     }

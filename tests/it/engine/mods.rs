@@ -2,8 +2,8 @@
 
 use super::{act_once, added_at, is_at, model, request, request_tokens, test_engine, with_mod};
 use std::sync::Mutex;
-use thunder::engine::{Limits, Output};
-use thunder::events::{EventType, FinishReason, TokenId, TraceItem};
+use thunder::engine::{Limits, Output, ReportOptions};
+use thunder::events::{EventType, FinishReason, TokenId, TokenMeasurement, TraceItem};
 use thunder::mods::{Action, Call};
 
 /// Asserts that after the actions of a mod the model continues as after a prompt with the same tokens.
@@ -18,7 +18,7 @@ async fn assert_continues_as_after_a_prompt(
     assert_eq!(result.end.finish.usage.completion_tokens, 16);
     assert_eq!(result.text, result.end.finish.text);
     assert_eq!(result.text, model().vocabulary().decode(&generated));
-    let mut prompt = model().vocabulary().encode("The sky is", false, true);
+    let mut prompt = model().vocabulary().encode_markup("The sky is");
     prompt.extend_from_slice(&generated[..10]);
     let fresh = test_engine.run(request_tokens(prompt, 6)).await;
     assert_eq!(fresh.generated(), generated[10..]);
@@ -106,7 +106,8 @@ async fn action_not_permitted_for_its_event_is_a_mod_error() {
         })
         .unwrap();
     assert!(call.exception_occurred);
-    assert_eq!(call.exception_message.as_deref(), Some("ForceTokens is not permitted at Prefilled"));
+    let message = "InvalidActionError at Prefilled: ForceTokens is not permitted at this event";
+    assert_eq!(call.exception_message.as_deref(), Some(message));
     assert_eq!(result.generated().len(), 4);
 }
 
@@ -148,20 +149,22 @@ async fn edited_logits_are_sampled_and_recorded() {
 #[tokio::test]
 async fn mod_that_raises_max_tokens_raises_max_steps() {
     let mut test_engine = test_engine(1, false).await;
-    let raise = |max_steps| {
+    let raise = |max_steps, has_requested_max_steps| {
         let mut raised = with_mod(request("The sky is", 2), false, |call| match call.event_type() {
             EventType::Prefilled => Action::AdjustedPrefill { tokens: call.sequence.to_vec(), max_tokens: Some(400) },
             _ => Action::Noop,
         });
-        raised.limits.max_steps = max_steps;
+        raised.limits = Limits { max_steps, has_requested_max_steps, ..raised.limits };
         raised
     };
     let default = Limits::new(2).max_steps;
     assert!(default < 400);
-    let end = test_engine.run(raise(default)).await.end;
+    let end = test_engine.run(raise(default, false)).await.end;
     assert_eq!((end.finish.usage.completion_tokens, end.finish.message.as_deref()), (400, None));
-    let end = test_engine.run(raise(5)).await.end;
-    assert_eq!(end.finish.usage.completion_tokens, 5, "the client's own limit remains");
+    for steps in [5, default] {
+        let end = test_engine.run(raise(steps, true)).await.end;
+        assert_eq!(end.finish.usage.completion_tokens, steps, "the client's own limit remains");
+    }
 }
 
 #[tokio::test]
@@ -204,9 +207,9 @@ async fn tool_calls_and_errors_end_the_run() {
 /// A token may have only a part of a character and thus no text, so retractions count tokens and characters.
 #[tokio::test]
 async fn client_is_notified_of_retracted_tokens() {
-    let split_characters: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
+    let split_characters: Vec<TokenId> = model().vocabulary().encode_markup("日本語");
     let test_engine = test_engine(1, false).await;
-    for seed in 0..6 {
+    for (seed, per_token) in (0..6).flat_map(|seed| [(seed, false), (seed, true)]) {
         let split_characters = split_characters.clone();
         let calls = Mutex::new(0u32);
         let mut modified = with_mod(request("The sky is", 24), false, move |call| {
@@ -223,24 +226,30 @@ async fn client_is_notified_of_retracted_tokens() {
         });
         modified.sampling.seed = seed;
         modified.sampling.temperature = 1.5;
+        modified.report = ReportOptions { per_token, ..modified.report };
         let mut generation = test_engine.engine.submit(modified).await.unwrap();
-        let (mut result, mut text): (Vec<TokenId>, Vec<char>) = Default::default();
+        let (mut result, mut text): (Vec<TokenMeasurement>, Vec<char>) = Default::default();
         let end = loop {
             match generation.output.recv().await.unwrap() {
                 Output::Text(delta) => {
-                    result.extend(delta.tokens.iter().map(|(measure, _)| measure.token));
+                    result.extend(delta.tokens.into_iter().map(|token| token.measurement));
                     text.extend(delta.text.chars());
                 }
                 Output::Retract { chars, tokens } => {
                     result.truncate(result.len() - tokens);
                     text.truncate(text.len() - chars);
                 }
-                Output::Prompt(_) | Output::Progress(_) => {}
+                Output::PromptProbabilities(_) | Output::PromptProgress(_) => {}
                 Output::Ended(end) => break end,
             }
         };
-        assert_eq!(text.into_iter().collect::<String>(), end.finish.text, "seed {seed}");
-        assert_eq!(result.len(), end.finish.usage.completion_tokens as usize, "seed {seed}");
-        assert_eq!(model().vocabulary().decode(&result), end.finish.text, "seed {seed}");
+        let case = format!("seed {seed}, per_token {per_token}");
+        let token_texts: String = result.iter().map(|token| token.text.as_str()).collect();
+        // With `per_token` a client receives the texts of the tokens, which lack incomplete characters.
+        let expected = if per_token { &token_texts } else { &end.finish.text };
+        assert_eq!(text.into_iter().collect::<String>(), *expected, "{case}");
+        assert_eq!(result.len(), end.finish.usage.completion_tokens as usize, "{case}");
+        let tokens: Vec<TokenId> = result.iter().map(|token| token.token).collect();
+        assert_eq!(model().vocabulary().decode(&tokens), end.finish.text, "{case}");
     }
 }

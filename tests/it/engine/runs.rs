@@ -37,7 +37,7 @@ async fn run_is_reproducible_and_its_events_are_numbered_without_gaps() {
 async fn control_token_is_text_if_requested() {
     let mut test_engine = test_engine(1, false).await;
     let vocabulary = Arc::clone(model().vocabulary());
-    let tokens = vocabulary.encode("a<|im_start|>b", false, true);
+    let tokens = vocabulary.encode_markup("a<|im_start|>b");
     let marker = *tokens.iter().find(|&&token| vocabulary.is_control(token)).unwrap();
     for (visible, text) in [(vec![], "ab"), (vec![marker], "a<|im_start|>b")] {
         let tokens = tokens.clone();
@@ -211,7 +211,7 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     let mut decoded = 0;
     let end = loop {
         match first_run.output.recv().await.unwrap() {
-            Output::Progress(now) => decoded = now.processed - now.cached,
+            Output::PromptProgress(now) => decoded = now.processed - now.cached,
             Output::Ended(end) => break end,
             _ => {}
         }

@@ -20,6 +20,8 @@ async fn defaults_of_requests_come_from_flags() {
         "1.25",
         "-fa",
         "on",
+        "--keep",
+        "4",
         "--parameter",
         "stop=[\"xyzzy\"]",
         "--jinja",
@@ -34,7 +36,7 @@ async fn defaults_of_requests_come_from_flags() {
     let (_, props) = server.get("/props").await;
     let params = &props["default_generation_settings"]["params"];
     assert_eq!((&params["temperature"], &params["top_k"], &params["n_predict"]), (&json!(0.25), &json!(7), &json!(5)));
-    assert_eq!((&params["seed"], &params["repeat_penalty"]), (&json!(42), &json!(1.25)));
+    assert_eq!((&params["seed"], &params["repeat_penalty"], &params["n_keep"]), (&json!(42), &json!(1.25), &json!(4)));
     assert_eq!((&params["stop"], &props["total_slots"]), (&json!(["xyzzy"]), &json!(2)));
     let answer = server.answer("/completion", &json!({"prompt": "Once", "ignore_eos": true})).await;
     assert_eq!((&answer["tokens_predicted"], &answer["generation_settings"]["seed"]), (&json!(5), &json!(42)));

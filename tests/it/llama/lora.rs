@@ -1,7 +1,7 @@
 //! LoRA adapters: their effect compared with llama.cpp, and separate states for each set of adapters.
 
 use super::reference;
-use crate::harness::{ErrorTable, Server, folder, thunder};
+use crate::harness::{ErrorTable, Server, folder, thunder, with_fields};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -58,6 +58,15 @@ async fn answer_with_adapter_equals_llama_cpp() {
     let second = server.answer("/completion", &body(&json!([{"scale": 0.5, "id": 0}]))).await;
     assert!(second["timings"]["cache_n"].as_u64().unwrap() > 5, "{first} {second}");
     assert_eq!(second["generation_settings"]["lora"], json!([{"id": 0, "scale": 0.5}]));
+    for (path, prompt) in [
+        ("/v1/completions", json!({"prompt": PROMPT})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "Hi"}]})),
+    ] {
+        let sent = json!({"lora": [{"id": 0, "scale": 0.5}], "n_keep": 5, "max_tokens": 1, "verbose": true});
+        let settings =
+            server.answer(path, &with_fields(prompt, &sent)).await["__verbose"]["generation_settings"].clone();
+        assert_eq!((&settings["lora"], &settings["n_keep"]), (&sent["lora"], &sent["n_keep"]), "{path}");
+    }
     let slots = server.get("/slots").await.1;
     let lora = |slot: &Value| slot["params"]["lora"].clone();
     assert!(slots.as_array().unwrap().iter().any(|slot| lora(slot) == json!([{"id": 0, "scale": 0.5}])), "{slots}");

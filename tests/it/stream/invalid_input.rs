@@ -4,7 +4,7 @@ use super::client::Next;
 use super::{Client, endless};
 use crate::harness::{ErrorTable, Server, server, websocket_handshake};
 use futures::SinkExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -206,12 +206,22 @@ async fn disconnect_during_request_does_not_affect_others() {
     assert!(response["usage"]["completion_tokens"].as_u64().unwrap() > 0);
 }
 
+const LARGE_RUN_TOKENS: u32 = 1500;
+
+/// Returns the configuration of a run whose messages fill every buffer long before its end.
+fn large_run() -> Value {
+    let mut config = endless();
+    config["parameters"]["max_tokens"] = LARGE_RUN_TOKENS.into();
+    config["options"] = json!({"include_logprobs": true, "top_logprobs": 100});
+    config
+}
+
 #[tokio::test]
 async fn client_that_does_not_read_pauses_only_its_run() {
     let server = Server::start(&["--parallel", "2"]);
     server.wait_ready().await;
     let mut slow = Client::connect(&server).await;
-    slow.send(&endless()).await;
+    slow.send(&large_run()).await;
     let id = slow.message().await["request_id"].as_str().unwrap().to_owned();
     let generated = async || {
         server
@@ -230,16 +240,20 @@ async fn client_that_does_not_read_pauses_only_its_run() {
     while unchanged < 20 {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let current = generated().await;
+        assert!(current >= before, "the run ended after {before} tokens, although the client does not read");
         unchanged = if current == before && current > 0 { unchanged + 1 } else { 0 };
         before = current;
     }
-    assert!(before < 3900, "all {before} tokens were generated, although the client does not read");
+    assert!(
+        before < u64::from(LARGE_RUN_TOKENS),
+        "all {before} tokens were generated, although the client does not read"
+    );
     let other = server.answer("/v1/generate", &json!({"prompt": "Other", "max_tokens": 20, "ignore_eos": true})).await;
     assert_eq!(other["usage"]["completion_tokens"], 20);
     // The run continues at its position.
     let end = slow.until_end().await.pop().unwrap();
     assert_eq!((&end["type"], &end["request_id"]), (&json!("completion"), &json!(id)), "{end}");
-    assert_eq!(end["usage"]["completion_tokens"], 3900);
+    assert_eq!(end["usage"]["completion_tokens"], LARGE_RUN_TOKENS);
 }
 
 #[tokio::test]
@@ -247,14 +261,18 @@ async fn slot_of_unread_run_is_given_to_waiting_run() {
     let server = Server::start(&["--parallel", "1"]);
     server.wait_ready().await;
     let mut slow = Client::connect(&server).await;
-    slow.send(&endless()).await;
+    slow.send(&large_run()).await;
     let mut messages = vec![slow.message().await];
     // The unread messages fill all buffers, so that the run waits in the only slot.
     let other = json!({"prompt": "Another prompt", "max_tokens": 20, "ignore_eos": true});
     assert_eq!(server.answer("/v1/generate", &other).await["usage"]["completion_tokens"], 20);
     messages.extend(slow.until_end().await);
     let end = messages.last().unwrap();
-    assert_eq!((&end["type"], &end["usage"]["completion_tokens"]), (&json!("completion"), &json!(3900)), "{end}");
+    assert_eq!(
+        (&end["type"], &end["usage"]["completion_tokens"]),
+        (&json!("completion"), &json!(LARGE_RUN_TOKENS)),
+        "{end}"
+    );
     assert_eq!(end["generated_text"], super::assemble_text(&messages));
 }
 

@@ -2,7 +2,9 @@
 
 use super::assemble_text;
 use crate::harness::{ErrorTable, server};
+use reqwest::Method;
 use serde_json::{Value, json};
+use thunder::events::system;
 
 /// Returns the events of a stream: name and data.
 async fn events(body: &Value) -> Vec<(String, Value)> {
@@ -11,14 +13,11 @@ async fn events(body: &Value) -> Vec<(String, Value)> {
 
 #[tokio::test]
 async fn example_of_contract_returns_text_and_usage() {
-    let answer = server()
-        .await
-        .answer(
-            "/v1/generate",
-            &json!({"prompt": "Write a short story about a robot learning to paint.", "max_tokens": 20,
-                    "temperature": 0.7, "stream": false}),
-        )
-        .await;
+    let body = json!({"prompt": "Write a short story about a robot learning to paint.", "max_tokens": 20,
+                      "temperature": 0.7, "stream": false});
+    let request_id = system::new_id().to_string();
+    let request = server().await.request(Method::POST, "/v1/generate").header("x-request-id", &request_id);
+    let answer: Value = request.json(&body).send().await.unwrap().json().await.unwrap();
     assert!(answer["id"].as_str().unwrap().starts_with("gen_"));
     assert_eq!(answer["model"], "tiny");
     assert!(answer["generated_text"].is_string() && answer["finish_reason"].is_string());
@@ -27,6 +26,8 @@ async fn example_of_contract_returns_text_and_usage() {
     assert_eq!(usage["total_tokens"], sum);
     let run = server().await.finished(answer["id"].as_str().unwrap()).await;
     assert_eq!(run["run"]["surface"], "generate");
+    let (_, found) = server().await.get(&format!("/api/v1/runs?q=metadata.x-request-id:{request_id}")).await;
+    assert_eq!(found["runs"][0]["request_id"], answer["id"], "{found}");
 }
 
 #[tokio::test]

@@ -106,8 +106,12 @@ async fn resumed_stored_run_has_the_same_last_message() {
     let with_mod_error = json!({"type": "config", "prompt": "Once", "mods": ["refuse_late"],
                          "parameters": {"max_tokens": 40, "ignore_eos": true}});
     let with_tool_call = json!({"type": "config", "prompt": "Once", "mods": ["call_tool"]});
-    let mut sent =
-        vec![client.run(&with_timeout).await, client.run(&with_mod_error).await, client.run(&with_tool_call).await];
+    let all_tokens: Vec<u32> = (0..640).collect();
+    let without_tokens = json!({"type": "config", "prompt": "Once", "parameters": {"banned_tokens": all_tokens}});
+    let mut sent = Vec::new();
+    for config in [&with_timeout, &with_mod_error, &with_tool_call, &without_tokens] {
+        sent.push(client.run(config).await);
+    }
     // Mods that end a run while all of its text is held back.
     for name in ["block", "convert_call"] {
         let config = json!({"type": "config", "prompt": "Once", "mods": [name], "parameters": {"ignore_eos": true}});

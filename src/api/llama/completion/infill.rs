@@ -10,7 +10,7 @@ use crate::api::shared::generation::RunClient;
 use crate::api::shared::infill::{InfillParts, infill_tokens, is_suffix_first};
 use crate::api::shared::{ModelBody, parameters};
 use crate::events::TokenId;
-use crate::model::{InfillTokens, Vocabulary};
+use crate::model::{InfillTokens, TokenizeOptions, Vocabulary};
 use crate::server::{ApiError, App, Loaded};
 use axum::response::Response;
 use serde::Deserialize;
@@ -65,12 +65,12 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
         fields.text(name)?.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is missing; send a string")))
     };
     let start = match fields.get("prompt") {
-        Some(prompt) => parameters::encode_prompt(prompt, "prompt", vocabulary, false, true)?,
+        Some(prompt) => parameters::encode_prompt(prompt, "prompt", vocabulary, TokenizeOptions::MARKUP)?,
         None => Vec::new(),
     };
     let mut parts = InfillParts {
-        prefix: parameters::encode(vocabulary, required("input_prefix")?, false, false),
-        suffix: parameters::encode(vocabulary, required("input_suffix")?, false, false),
+        prefix: parameters::encode(vocabulary, required("input_prefix")?, TokenizeOptions::PLAIN),
+        suffix: parameters::encode(vocabulary, required("input_suffix")?, TokenizeOptions::PLAIN),
         start,
         extra: encode_extra(fields, vocabulary, tokens)?,
         suffix_first,
@@ -85,7 +85,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
 fn encode_extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> Result<Vec<TokenId>, ApiError> {
     const EXPECTED: &str = "a list of {\"filename\": …, \"text\": …}";
     let mut all = Vec::new();
-    let plain = |text: &str| parameters::encode(vocabulary, text, false, false);
+    let plain = |text: &str| parameters::encode(vocabulary, text, TokenizeOptions::PLAIN);
     if let Some(repository) = tokens.repository {
         all.push(repository);
         all.extend(plain("myproject\n"));

@@ -5,13 +5,15 @@ use crate::api::shared::fields::is_null_or_empty;
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::api::shared::generation;
 use crate::api::shared::images::{ImageReader, MAX_IMAGES, MEDIA_MARKER, RequestImages};
-use crate::api::shared::settings::{EchoedParameters, LlamaResponseOptions};
+use crate::api::shared::settings::ReportedOptions;
 use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
+use crate::model::TokenizeOptions;
 use crate::server::{ApiError, App, Loaded};
 use serde::Deserialize;
 use serde_json::Value;
+use std::time::Duration;
 use utoipa::ToSchema;
 
 /// Maximum alternatives per token.
@@ -43,6 +45,12 @@ pub(super) struct LlamaOptionFields {
     return_tokens: Option<bool>,
     /// Paths to include in the response, such as `timings/prompt_n`; default all.
     response_fields: Option<Vec<String>>,
+    /// Add timings to every chunk of a stream.
+    #[schema(default = false)]
+    timings_per_token: Option<bool>,
+    /// Send the progress of the prompt in a stream.
+    #[schema(default = false)]
+    return_progress: Option<bool>,
 }
 
 /// A prompt with its images.
@@ -50,6 +58,19 @@ pub(super) struct LlamaOptionFields {
 pub(super) struct LlamaPrompt {
     pub(super) tokens: Vec<TokenId>,
     pub(super) images: RequestImages,
+}
+
+/// Client options that shape the response, not the generation.
+#[derive(Debug, Clone)]
+pub(super) struct LlamaResponseOptions {
+    /// Those that `generation_settings` repeats.
+    pub(super) reported: ReportedOptions,
+    pub(super) return_tokens: bool,
+    pub(super) return_progress: bool,
+    /// Paths to include in the response; empty for all.
+    pub(super) response_fields: Vec<String>,
+    /// Maximum silence of a stream before a keep-alive is sent; `None` sends none.
+    pub(super) ping: Option<Duration>,
 }
 
 /// A completion request that passed validation.
@@ -67,16 +88,16 @@ pub(super) fn parse(
     fields: Fields<'_>,
     prompts: Vec<LlamaPrompt>,
 ) -> Result<LlamaCompletionRequest, ApiError> {
-    let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
+    let fields = fields.with_server_defaults(app).lenient();
     let mut options = response_options(app, fields)?;
     let count = answer_count(fields, loaded.engine().slots())?;
     let runs = prompts.len() * count as usize;
     generation::check_run_count(runs)?;
     let mut requests = Vec::with_capacity(runs);
     for LlamaPrompt { tokens, images } in prompts {
-        let mut request = engine_request(app, loaded, fields, tokens, &options)?;
+        let mut request = llama_engine_request(app, loaded, fields, tokens, &options)?;
         images.move_to(&mut request);
-        options.echoed.adapters = request.adapters.clone().unwrap_or_default();
+        options.reported.adapters = request.adapters.clone().unwrap_or_default();
         requests.extend(generation::repeat_request(request, count));
     }
     Ok(LlamaCompletionRequest { requests, options })
@@ -93,16 +114,17 @@ fn response_options(app: &App, fields: Fields<'_>) -> Result<LlamaResponseOption
         None => Err(invalid_value("response_fields", "a list of strings", path)),
     });
     Ok(LlamaResponseOptions {
-        stream: flag("stream")?,
-        n_predict: parameters::n_predict(fields),
-        n_probs: n_probs.transpose()?.unwrap_or(0) as usize,
-        after_sampler: flag("post_sampling_probs")?,
+        reported: ReportedOptions {
+            stream: flag("stream")?,
+            n_probs: n_probs.transpose()?.unwrap_or(0) as usize,
+            after_sampler: flag("post_sampling_probs")?,
+            timings_per_token: flag("timings_per_token")?,
+            ..ReportedOptions::from_fields(fields)
+        },
         return_tokens: flag("return_tokens")?,
-        timings_per_token: flag("timings_per_token")?,
         return_progress: flag("return_progress")?,
         response_fields: response_fields.collect::<Result<_, _>>()?,
         ping: parameters::ping_interval(app, fields)?,
-        echoed: EchoedParameters::from_fields(fields),
     })
 }
 
@@ -115,19 +137,20 @@ fn answer_count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
     Ok(count.unwrap_or(1) as u32)
 }
 
-fn engine_request(
+fn llama_engine_request(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
     prompt: Vec<TokenId>,
     options: &LlamaResponseOptions,
 ) -> Result<Request, ApiError> {
+    let reported = &options.reported;
     Ok(Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
-        alternatives: Request::ALTERNATIVES.max(options.n_probs),
+        alternatives: Request::ALTERNATIVES.max(reported.n_probs),
         report: ReportOptions {
-            progress: options.return_progress && options.stream,
-            after_sampler: options.after_sampler && options.n_probs > 0,
+            progress: options.return_progress && reported.stream,
+            after_sampler: reported.after_sampler && reported.n_probs > 0,
             ..ReportOptions::default()
         },
         ..shared::engine_request(app, loaded, fields, prompt, Surface::LlamaServer)?
@@ -178,7 +201,7 @@ async fn parse_prompt(app: &App, value: &Value, name: &str, loaded: &Loaded) -> 
         }
         other => other,
     };
-    let tokens = parameters::encode_prompt(text, name, loaded.vocabulary(), true, true)?;
+    let tokens = parameters::encode_prompt(text, name, loaded.vocabulary(), TokenizeOptions::PROMPT)?;
     let tokens = parameters::or_start_token(tokens, loaded.vocabulary());
     Ok(LlamaPrompt { tokens, images: RequestImages::default() })
 }

@@ -1,15 +1,16 @@
 //! llama-server's completion and the chunks of its stream.
 
+use super::request::LlamaResponseOptions;
 use crate::api::shared::generation;
 use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
-    ProbabilityFormatter, PromptProgressResponse, RunTimings, SentTokens, ThunderFields, TokenProbabilities,
+    CollectedTokens, ProbabilityFormatter, PromptProgressResponse, RunTimings, ThunderFields, TokenProbabilities,
 };
 use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart};
-use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
+use crate::api::shared::settings::GenerationSettings;
 use crate::api::shared::sse::to_json;
-use crate::engine::{Limits, PromptProgress, Request, SamplingParams, TextDelta};
-use crate::events::{Alternative, Finish, FinishReason, RunEnd, TokenId, TokenMeasurement};
+use crate::engine::{Limits, MeasuredToken, PromptProgress, Request, SamplingParams, TextDelta};
+use crate::events::{Finish, FinishReason, RunEnd, TokenId};
 use crate::model::Vocabulary;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -63,7 +64,7 @@ pub(super) struct LlamaCompletionChunk<'a> {
     thunder: Option<ThunderFields>,
 }
 
-/// The response of a run, with the tokens collected or already sent.
+/// The response of a run.
 pub(super) struct RunResponse {
     index: usize,
     run: StartedRun,
@@ -73,7 +74,11 @@ pub(super) struct RunResponse {
     sampling: SamplingParams,
     limits: Limits,
     options: LlamaResponseOptions,
-    sent: SentTokens,
+    /// Tokens of the answer; empty with a stream.
+    tokens: CollectedTokens,
+    /// The last token, unless it was retracted. It shows whether a token ended the answer.
+    last_token: Option<TokenId>,
+    /// Number of tokens of the answer.
     generated: usize,
 }
 
@@ -87,10 +92,7 @@ pub(super) struct EchoedRequest {
 impl EchoedRequest {
     pub(super) fn new(request: &Request, vocabulary: &Vocabulary) -> Self {
         let (mut sampling, limits) = (request.sampling.clone(), request.limits.clone());
-        if limits.ignore_eos {
-            let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
-            sampling.logit_bias.extend(bans);
-        }
+        limits.ban_end_tokens(&mut sampling, vocabulary);
         Self { prompt: vocabulary.decode(&request.prompt), sampling, limits }
     }
 }
@@ -114,42 +116,47 @@ impl RunResponse {
             sampling,
             limits,
             options,
-            sent: SentTokens::default(),
+            tokens: CollectedTokens::default(),
+            last_token: None,
             generated: 0,
         }
     }
 
     /// Adds generated tokens.
     pub(super) fn add(&mut self, delta: TextDelta) {
+        self.count(&delta);
+        self.tokens.update(0, delta.tokens);
+    }
+
+    fn count(&mut self, delta: &TextDelta) {
         self.generated += delta.tokens.len();
-        self.sent.add(delta);
+        self.last_token = delta.tokens.last().map(|token| token.measurement.token).or(self.last_token);
     }
 
     /// Removes retracted tokens.
     pub(super) fn retract(&mut self, tokens: usize) {
-        self.sent.retract(tokens);
+        if tokens == 0 {
+            return;
+        }
+        self.tokens.update(tokens, Vec::new());
+        self.last_token = self.tokens.last().map(|token| token.measurement.token);
         self.generated = self.generated.saturating_sub(tokens);
     }
 
-    /// Adds tokens and returns their stream chunk as JSON.
-    pub(super) fn chunk(&mut self, delta: TextDelta) -> String {
-        let tokens: Vec<_> = delta.tokens.iter().map(|(measurement, _)| measurement.token).collect();
-        self.generated += tokens.len();
-        let mut chunk = self.chunk_fields(&delta.text, tokens);
-        chunk.completion_probabilities = self.probabilities(&delta.tokens);
-        let chunk = to_json(&chunk);
-        // Only the last sent token is kept; it shows whether the answer ended with an end token.
-        if let Some(last) = delta.tokens.into_iter().next_back() {
-            self.sent.tokens = vec![last];
+    /// Counts tokens and returns their stream chunk.
+    pub(super) fn chunk<'a>(&mut self, delta: &'a TextDelta) -> LlamaCompletionChunk<'a> {
+        self.count(delta);
+        LlamaCompletionChunk {
+            completion_probabilities: self.probabilities(&delta.tokens),
+            ..self.chunk_fields(&delta.text, token_ids(&delta.tokens))
         }
-        chunk
     }
 
     /// Returns the stream chunk with the prompt's progress.
     pub(super) fn progress_chunk(&self, progress: PromptProgress) -> LlamaCompletionChunk<'_> {
         let mut chunk = self.chunk_fields("", Vec::new());
         chunk.prompt_progress = Some(progress.into());
-        if self.options.timings_per_token {
+        if self.options.reported.timings_per_token {
             chunk.timings = Some(RunTimings::from_prompt(progress));
         }
         chunk
@@ -163,7 +170,7 @@ impl RunResponse {
 
     fn chunk_fields<'a>(&self, content: &'a str, tokens: Vec<TokenId>) -> LlamaCompletionChunk<'a> {
         let prompt = self.run.metrics.prompt.get();
-        let timed = prompt.filter(|_| self.options.timings_per_token);
+        let timed = prompt.filter(|_| self.options.reported.timings_per_token);
         LlamaCompletionChunk {
             index: self.index,
             content,
@@ -193,15 +200,11 @@ impl RunResponse {
         let (finish, usage) = (&end.finish, end.finish.usage);
         let ended_by_token = finish.reason == FinishReason::Stop
             && finish.stop_string.is_none()
-            && self.sent.tokens.last().is_some_and(|(measurement, _)| self.is_end_token(measurement));
+            && self.last_token.is_some_and(|token| self.is_end_token(token));
         let predicted = usage.completion_tokens + u32::from(ended_by_token);
-        let stream = self.options.stream;
-        let tokens: Vec<_> = if self.options.return_tokens && !stream {
-            self.sent.tokens.iter().map(|(measurement, _)| measurement.token).collect()
-        } else {
-            Vec::new()
-        };
-        let settings = GenerationSettings::new(&self.sampling, &self.limits, &self.options);
+        let stream = self.options.reported.stream;
+        let tokens = if self.options.return_tokens { token_ids(&self.tokens) } else { Vec::new() };
+        let settings = GenerationSettings::new(&self.sampling, &self.limits, &self.options.reported);
         LlamaCompletion {
             start: LlamaCompletionStart {
                 index: self.index,
@@ -217,18 +220,18 @@ impl RunResponse {
             tokens_cached: (usage.prompt_tokens + predicted)
                 .saturating_sub(u32::from(predicted > 0) + generation::shifted_tokens(finish)),
             timings: RunTimings::with_predicted(finish, predicted),
-            completion_probabilities: if stream { None } else { self.probabilities(&self.sent.tokens) },
+            completion_probabilities: if stream { None } else { self.probabilities(&self.tokens) },
             thunder: ThunderFields::run(self.run.id),
         }
     }
 
-    fn is_end_token(&self, measurement: &TokenMeasurement) -> bool {
-        self.vocabulary.is_end_of_generation(measurement.token) || self.limits.stop_tokens.contains(&measurement.token)
+    fn is_end_token(&self, token: TokenId) -> bool {
+        self.vocabulary.is_end_of_generation(token) || self.limits.stop_tokens.contains(&token)
     }
 
     /// Returns true if the context ended the answer before a requested limit did.
     fn is_truncated(&self, finish: &Finish) -> bool {
-        let requested = u32::try_from(self.options.n_predict).unwrap_or(u32::MAX);
+        let requested = u32::try_from(self.options.reported.n_predict).unwrap_or(u32::MAX);
         finish.truncated
             || finish.reason == FinishReason::Length
                 && finish.usage.completion_tokens < requested
@@ -247,14 +250,18 @@ impl RunResponse {
     }
 
     /// Returns the probabilities of tokens if the client requested them.
-    fn probabilities(&self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Option<Vec<TokenProbabilities>> {
+    fn probabilities(&self, tokens: &[MeasuredToken]) -> Option<Vec<TokenProbabilities>> {
         let formatter = ProbabilityFormatter {
             vocabulary: &self.vocabulary,
-            top: self.options.n_probs,
-            after_sampler: self.options.after_sampler,
+            top: self.options.reported.n_probs,
+            after_sampler: self.options.reported.after_sampler,
             no_logprob: NO_LOGPROB,
         };
-        let entries = tokens.iter().map(|(measurement, others)| formatter.sampled_token(measurement, others));
-        (self.options.n_probs > 0).then(|| entries.collect())
+        let entries = tokens.iter().map(|token| formatter.sampled_token(token));
+        (self.options.reported.n_probs > 0).then(|| entries.collect())
     }
+}
+
+fn token_ids(tokens: &[MeasuredToken]) -> Vec<TokenId> {
+    tokens.iter().map(|token| token.measurement.token).collect()
 }

@@ -4,7 +4,7 @@ use super::request::{self, LlamaCompletionBody, LlamaCompletionRequest, LlamaPro
 use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunResponse};
 use super::stream::LlamaChunkWriter;
 use crate::api::shared::error::LlamaError;
-use crate::api::shared::generation::{self, RunClient, Runs, stream};
+use crate::api::shared::generation::{self, RunClient, Runs, sse};
 use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
 use crate::server::{ApiError, App, Loaded};
@@ -50,8 +50,8 @@ pub(super) async fn complete(
         RunResponse::new(index, run.clone(), echoed, options.clone(), Arc::clone(vocabulary), loaded.name().to_owned())
     });
     let responses: Vec<RunResponse> = responses.collect();
-    let response = if options.stream {
-        stream::respond(runs, LlamaChunkWriter { responses }, options.ping)
+    let response = if options.reported.stream {
+        sse::respond(runs, LlamaChunkWriter { responses }, options.ping)
     } else {
         ([(header::CONTENT_TYPE, "application/json")], collect(runs, responses).await?).into_response()
     };
@@ -66,7 +66,7 @@ async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<Stri
         match output {
             Output::Text(delta) => response.add(delta),
             Output::Retract { tokens, .. } => response.retract(tokens),
-            Output::Prompt(_) | Output::Progress(_) => {}
+            Output::PromptProbabilities(_) | Output::PromptProgress(_) => {}
             Output::Ended(end) => answers[index] = response.final_chunk(&end),
         }
     }

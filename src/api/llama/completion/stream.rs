@@ -1,7 +1,7 @@
 //! The chunks of a streamed completion.
 
 use super::response::RunResponse;
-use crate::api::shared::generation::stream::OutputWriter;
+use crate::api::shared::generation::sse::OutputWriter;
 use crate::api::shared::sse::{PendingEvents, ServerEvent, to_json};
 use crate::engine::Output;
 use crate::server::ApiError;
@@ -12,10 +12,10 @@ pub(super) struct LlamaChunkWriter {
 }
 
 impl OutputWriter for LlamaChunkWriter {
-    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
+    fn on_output(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         let response = &mut self.responses[run];
         let chunk = match output {
-            Output::Text(delta) => response.chunk(delta),
+            Output::Text(delta) => to_json(&response.chunk(&delta)),
             Output::Retract { chars, tokens } => {
                 response.retract(tokens);
                 if chars == 0 {
@@ -23,16 +23,16 @@ impl OutputWriter for LlamaChunkWriter {
                 }
                 to_json(&response.retraction_chunk(chars))
             }
-            Output::Progress(progress) => to_json(&response.progress_chunk(progress)),
-            Output::Prompt(_) => return,
+            Output::PromptProgress(progress) => to_json(&response.progress_chunk(progress)),
+            Output::PromptProbabilities(_) => return,
             Output::Ended(end) => response.final_chunk(&end),
         };
         pending.push_back(ServerEvent::data(chunk));
     }
 
-    fn end(&mut self, _: &mut PendingEvents) {}
+    fn on_end(&mut self, _: &mut PendingEvents) {}
 
-    fn error(&self, error: &ApiError) -> String {
-        to_json(&error.llama())
+    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+        pending.push_back(ServerEvent::json(&error.llama()));
     }
 }

@@ -4,8 +4,8 @@ use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage, InputField
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody};
-use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
+use crate::model::{TokenizeOptions, Vocabulary};
 use crate::server::{ApiError, App, Loaded};
 use axum::Json;
 use serde::{Deserialize, Serialize};
@@ -79,8 +79,9 @@ async fn classify(body: Result<ModelBody, ApiError>) -> Result<Json<Classificati
         }
     };
     let field = InputField::new(&loaded, "inputs", is_list);
+    let options = TokenizeOptions { add_special: true, parse_special: false };
     let tokenize =
-        move |vocabulary: &Vocabulary| field.collect(texts.iter().map(|text| Ok(vocabulary.encode(text, true, false))));
+        move |vocabulary: &Vocabulary| field.collect(texts.iter().map(|text| Ok(vocabulary.encode(text, options))));
     let EncodedInputs { vectors, usage } = encoding::encode(&loaded, field, EncoderOutput::Logits, tokenize).await?;
     let mut predictions = vectors.iter().map(|logits| sorted_predictions(labels, logits));
     let predictions = if is_list {

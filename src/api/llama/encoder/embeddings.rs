@@ -122,7 +122,7 @@ async fn embeddings(body: Result<ModelBody, ApiError>) -> Result<Json<Vec<Native
 }
 
 async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Result<EncodedInputs, ApiError> {
-    let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
+    let fields = Fields::new(&body)?.with_server_defaults(app);
     let norm = fields.integer("embd_normalize", -1..=32)?.unwrap_or(2);
     let width = loaded.model().width();
     if let Some(requested) = fields.integer("dimensions", 1..=1 << 20)?

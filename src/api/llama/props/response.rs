@@ -2,7 +2,8 @@
 
 use super::capabilities::{TemplateCapabilities, template_capabilities};
 use crate::api::shared::images::MEDIA_MARKER;
-use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
+use crate::api::shared::parameters::AnswerLength;
+use crate::api::shared::settings::{GenerationSettings, ReportedOptions};
 use crate::api::shared::{Fields, parameters};
 use crate::config::ModSandbox;
 use crate::engine::Limits;
@@ -121,7 +122,7 @@ pub(in crate::api::llama) async fn describe(app: &App, loaded: &Loaded) -> Resul
         endpoint_slots: routes.slots,
         endpoint_props: routes.props,
         endpoint_metrics: routes.metrics,
-        ui: routes.dashboard,
+        ui: app.config().server.dashboard,
         ui_settings: UiSettings {},
         chat_template: template
             .map(ChatTemplate::source)
@@ -180,11 +181,10 @@ async fn device_list(placement: &Placement) -> Vec<DeviceResponse> {
 /// Returns the settings of a request without parameters.
 fn defaults(app: &App, loaded: &Loaded) -> Result<GenerationSettings, ApiError> {
     let empty = Value::Object(Map::new());
-    let fields = Fields::new(&empty)?.with_defaults(&app.config().server.request_defaults).clamp_numbers();
+    let fields = Fields::new(&empty)?.with_server_defaults(app).lenient();
     let sampling = parameters::sampling(fields, loaded.vocabulary())?;
-    let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX)?;
-    let n_predict = fields.integer("n_predict", -1..=i64::from(i32::MAX))?.unwrap_or(-1);
-    let mut settings = GenerationSettings::new(&sampling, &limits, &LlamaResponseOptions::new(n_predict));
+    let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX, AnswerLength::NotEmpty)?;
+    let mut settings = GenerationSettings::new(&sampling, &limits, &ReportedOptions::from_fields(fields));
     if fields.get("seed").is_none() {
         // llama-server's value for a random seed.
         settings.seed = u32::MAX;

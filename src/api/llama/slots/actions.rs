@@ -148,7 +148,7 @@ async fn info(
     query: Result<Query<ModelParams>, QueryRejection>,
 ) -> Result<Json<SlotInfoResponse>, LlamaError> {
     require_slots(&app)?;
-    let loaded = app.loaded_now(query?.0.model.as_deref()).await?;
+    let loaded = app.loaded_for_read(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let tokens = loaded.engine().slot_tokens(&scope, slot).await?.tokens;
     let eot = loaded.vocabulary().special().end_of_turn();

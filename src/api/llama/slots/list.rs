@@ -3,7 +3,7 @@
 use super::require_slots;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::ThunderFields;
-use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
+use crate::api::shared::settings::{GenerationSettings, ReportedOptions};
 use crate::engine::{Engine, SlotView};
 use crate::events::Scope;
 use crate::server::{ApiError, App};
@@ -37,7 +37,7 @@ async fn slots(
     Query(query): Query<SlotsParams>,
 ) -> Result<Json<Vec<SlotResponse>>, LlamaError> {
     require_slots(&app)?;
-    let loaded = app.loaded_now(query.model.as_deref()).await?;
+    let loaded = app.loaded_for_read(query.model.as_deref()).await?;
     let engine = loaded.engine();
     let slots = engine.status().slots();
     let fails = query.fail_on_no_slot.is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
@@ -102,8 +102,7 @@ fn slot_response(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> 
     let run = slot.run.as_ref().filter(|run| scope.includes(run.owner.as_ref()));
     let Some(run) = run else { return hidden };
     let n_predict = i64::from(run.limits.max_tokens);
-    let mut options = LlamaResponseOptions::new(n_predict);
-    options.echoed.adapters = run.adapters.clone();
+    let options = ReportedOptions { n_predict, adapters: run.adapters.clone(), ..ReportedOptions::default() };
     SlotResponse {
         id_task: Some(slot.task),
         n_prompt_tokens: Some(slot.prompt_tokens),

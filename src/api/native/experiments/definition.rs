@@ -2,10 +2,10 @@
 
 use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
-use crate::api::shared::mods::requested_mods;
 use crate::api::shared::{engine_request, parameters};
 use crate::engine::Request;
 use crate::events::{RunMetadata, Surface, TokenId};
+use crate::model::TokenizeOptions;
 use crate::mods::python::{LoadError, PythonMods, PythonScorer, ScoredCell};
 use crate::mods::{ModOrigin, SelectedMod};
 use crate::server::experiments::{CellPosition, Grid};
@@ -233,7 +233,7 @@ impl ExperimentDefinition {
         let select = |(index, list): (usize, &Vec<Value>)| {
             let body = json!({ "model": self.model, "mods": list });
             let first_cell = index * self.parameters.len() * self.seeds.len();
-            let selected = requested_mods(Fields::new(&body)?, loaded, app.registry());
+            let selected = parameters::requested_mods(Fields::new(&body)?, loaded, app.registry());
             selected.map_err(|error| self.in_cell(error, first_cell))
         };
         self.mods.iter().enumerate().map(select).collect()
@@ -281,7 +281,10 @@ impl ExperimentDefinition {
     /// Returns the tokens of a prompt.
     fn tokens(&self, loaded: &Loaded, prompt: usize) -> Vec<TokenId> {
         let vocabulary = loaded.vocabulary();
-        parameters::or_start_token(parameters::encode(vocabulary, &self.prompts[prompt], true, true), vocabulary)
+        parameters::or_start_token(
+            parameters::encode(vocabulary, &self.prompts[prompt], TokenizeOptions::PROMPT),
+            vocabulary,
+        )
     }
 
     fn request_of(
@@ -295,7 +298,7 @@ impl ExperimentDefinition {
         let mut body = self.parameters[at.parameters].clone();
         body.insert("seed".into(), at.seed.into());
         let body = Value::Object(body);
-        let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
+        let fields = Fields::new(&body)?.with_server_defaults(app);
         let mut request = engine_request(app, loaded, fields, tokens, Surface::Openai)?;
         // llama-server's values for a random seed are ordinary seeds here.
         request.sampling.seed = at.seed;

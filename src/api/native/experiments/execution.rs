@@ -11,8 +11,9 @@ use axum::http::StatusCode;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Time between attempts to submit a run to an engine with a full queue.
@@ -69,7 +70,7 @@ pub(super) struct Execution {
     pub(super) id: Uuid,
     pub(super) definition: ExperimentDefinition,
     pub(super) scorer: Option<Arc<Scorer>>,
-    pub(super) cancelled: watch::Receiver<bool>,
+    pub(super) cancelled: CancellationToken,
 }
 
 impl Execution {
@@ -146,7 +147,7 @@ impl Execution {
     }
 
     fn is_cancelled(&self) -> bool {
-        *self.cancelled.borrow() || self.app.ready().is_err()
+        self.cancelled.is_cancelled() || self.app.ready().is_err()
     }
 
     /// Waits until the experiment is cancelled through another server, resumed on it, or removed, then cancels the
@@ -217,10 +218,9 @@ impl Execution {
     /// ended then.
     async fn finish(self: Arc<Self>, record: CellRecord, generation: Generation) -> Result<(), ApiError> {
         let Generation { run_id, mut output, control, .. } = generation;
-        let mut cancelled = self.cancelled.clone();
         let end = tokio::select! {
             end = end_of(&mut output) => end,
-            () = wait_for_cancel(&mut cancelled) => {
+            () = self.cancelled.cancelled() => {
                 // Stopping fails only if the run has ended.
                 let _ = control.stop(EndCause::Cancel, "the experiment was cancelled").await;
                 end_of(&mut output).await
@@ -305,12 +305,6 @@ impl Execution {
 fn record(cell: usize, run_id: Option<RunId>) -> CellRecord {
     let run_id = run_id.map(|run_id| run_id.0);
     CellRecord { cell: i32::try_from(cell).unwrap_or(i32::MAX), run_id, score: None, ended: false, error: None }
-}
-
-/// Waits until the experiment is cancelled.
-async fn wait_for_cancel(cancelled: &mut watch::Receiver<bool>) {
-    // The sender exists until the execution ends.
-    let _ = cancelled.wait_for(|cancelled| *cancelled).await;
 }
 
 /// Returns the end of a run; `None` if the engine stopped without reporting it.

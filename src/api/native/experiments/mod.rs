@@ -21,7 +21,7 @@ use execution::{CellTask, Execution};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 use versions::{StoredDefinition, Versions, parse_stored};
@@ -300,7 +300,7 @@ async fn scorer(app: &App, definition: &ExperimentDefinition) -> Result<Option<A
 struct ActiveExperiment<'a> {
     app: &'a App,
     id: Uuid,
-    cancelled: watch::Receiver<bool>,
+    cancelled: CancellationToken,
     is_executed: bool,
 }
 
@@ -314,8 +314,8 @@ impl<'a> ActiveExperiment<'a> {
         Ok(Self { app, id, cancelled, is_executed: false })
     }
 
-    /// Leaves the removal to the execution. Returns the receiver that becomes true when the experiment is cancelled.
-    fn execute(mut self) -> watch::Receiver<bool> {
+    /// Leaves the removal to the execution. Returns the token that cancels the experiment.
+    fn execute(mut self) -> CancellationToken {
         self.is_executed = true;
         self.cancelled.clone()
     }

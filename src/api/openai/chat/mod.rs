@@ -9,7 +9,7 @@ use crate::api::shared::body::ChatCompletionRequest;
 use crate::api::shared::chat::ChatStream;
 use crate::api::shared::chat::sse::respond;
 use crate::api::shared::error::OpenAiError;
-use crate::api::shared::generation::{self, RunClient};
+use crate::api::shared::generation::{self, CollectedTokens, RunClient};
 use crate::events::Surface;
 use crate::server::App;
 use axum::Json;
@@ -51,9 +51,9 @@ async fn completions(client: RunClient, body: Result<Bytes, BytesRejection>) -> 
     let response = if chat.options.stream {
         respond(chat, stream::ChatChunkWriter::default())
     } else {
-        let mut tokens = vec![Vec::new(); chat.len()];
+        let mut tokens = vec![CollectedTokens::default(); chat.len()];
         while let Some(update) = chat.next().await? {
-            response::update_tokens(&mut tokens[update.answer], update.tokens, update.retracted_tokens);
+            tokens[update.answer].update(update.retracted_tokens, update.tokens);
         }
         Json(ChatCompletion::new(&chat, &tokens)).into_response()
     };

@@ -3,10 +3,11 @@
 use crate::api::openai::response::{
     AnswerId, ChunkDetails, CompletionHead, CompletionTokenDetails, CompletionUsage, NO_LOGPROB, VerboseAnswer,
 };
-use crate::api::shared::chat::{ChatDelta, ChatStream, MeasuredTokens, ToolCallRef};
+use crate::api::shared::chat::{ChatDelta, ChatStream, ToolCallRef};
 use crate::api::shared::generation::{
-    ProbabilityFormatter, PromptProgressResponse, RunTimings, ThunderFields, TokenProbabilities,
+    CollectedTokens, ProbabilityFormatter, PromptProgressResponse, RunTimings, ThunderFields, TokenProbabilities,
 };
+use crate::engine::MeasuredToken;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -176,8 +177,8 @@ impl<'a> ChatChunkDelta<'a> {
 
 impl<'a> ChatCompletion<'a> {
     /// Returns the complete response.
-    pub(super) fn new(chat: &'a ChatStream, tokens: &[MeasuredTokens]) -> Self {
-        let choice = |(index, tokens): (usize, &MeasuredTokens)| ChatChoice {
+    pub(super) fn new(chat: &'a ChatStream, tokens: &[CollectedTokens]) -> Self {
+        let choice = |(index, tokens): (usize, &CollectedTokens)| ChatChoice {
             index,
             message: ChatMessage::new(chat, index),
             logprobs: logprobs(chat, tokens),
@@ -278,19 +279,13 @@ fn verbose(chat: &ChatStream) -> Option<VerboseAnswer<'_>> {
 }
 
 /// Returns the log-probabilities of these tokens if the client requested them.
-pub(super) fn logprobs(chat: &ChatStream, tokens: &MeasuredTokens) -> Option<ChatLogprobs> {
+pub(super) fn logprobs(chat: &ChatStream, tokens: &[MeasuredToken]) -> Option<ChatLogprobs> {
     let formatter = ProbabilityFormatter {
         vocabulary: &chat.vocabulary,
         top: chat.options.logprobs.filter(|_| !tokens.is_empty())?,
         after_sampler: chat.options.after_sampler,
         no_logprob: NO_LOGPROB,
     };
-    let content = tokens.iter().map(|(measurement, others)| formatter.sampled_token(measurement, others)).collect();
+    let content = tokens.iter().map(|token| formatter.sampled_token(token)).collect();
     Some(ChatLogprobs { content, refusal: None })
-}
-
-/// Removes the last `retracted_tokens` collected tokens, then appends new ones.
-pub(super) fn update_tokens(collected: &mut MeasuredTokens, tokens: MeasuredTokens, retracted_tokens: usize) {
-    collected.truncate(collected.len().saturating_sub(retracted_tokens));
-    collected.extend(tokens);
 }

@@ -2,22 +2,21 @@
 
 use super::response::{self, ChatChunkDelta, ChatCompletionChunk};
 use crate::api::shared::chat::sse::ChatEventWriter;
-use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
-use crate::api::shared::generation::{RunTimings, ThunderFields};
+use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::generation::{CollectedTokens, RunTimings, ThunderFields};
 use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::server::ApiError;
-use futures::future::BoxFuture;
 
 /// Writer of the chunks of a chat completion.
 #[derive(Debug, Default)]
 pub(super) struct ChatChunkWriter {
     /// For each answer, the tokens whose text is held back; they are sent with the next chunk.
-    held_tokens: Vec<MeasuredTokens>,
+    held_tokens: Vec<CollectedTokens>,
 }
 
 impl ChatEventWriter for ChatChunkWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
-        self.held_tokens = vec![Vec::new(); chat.len()];
+        self.held_tokens = vec![CollectedTokens::default(); chat.len()];
         for answer in 0..chat.len() {
             let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::START, None);
             chunk.details.thunder = (answer == 0).then(|| response::thunder(chat));
@@ -34,7 +33,7 @@ impl ChatEventWriter for ChatChunkWriter {
             send(pending, &chunk);
         }
         if chat.options.logprobs.is_some() {
-            response::update_tokens(&mut self.held_tokens[answer], update.tokens, update.retracted_tokens);
+            self.held_tokens[answer].update(update.retracted_tokens, update.tokens);
         }
         for delta in update.deltas.iter().filter(|delta| !matches!(delta, ChatDelta::ToolCallEnd(_))) {
             let tokens = std::mem::take(&mut self.held_tokens[answer]);
@@ -53,9 +52,8 @@ impl ChatEventWriter for ChatChunkWriter {
         }
     }
 
-    fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
+    fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) {
         pending.push_back(ServerEvent::data("[DONE]"));
-        None
     }
 
     fn on_error(&mut self, _: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {

@@ -5,8 +5,8 @@ mod request;
 mod response;
 
 use crate::api::shared::error::OpenAiError;
-use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields, stream};
-use crate::api::shared::sse::{PendingEvents, ServerEvent, to_json};
+use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields, sse};
+use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
 use crate::server::ApiError;
@@ -45,7 +45,7 @@ pub(super) async fn completions(client: RunClient, body: Result<ModelBody, ApiEr
     };
     let response = if builder.options.stream {
         let ping = builder.options.ping;
-        stream::respond(runs, CompletionChunkWriter { builder, started: false }, ping)
+        sse::respond(runs, CompletionChunkWriter { builder, started: false }, ping)
     } else {
         complete(runs, builder).await?
     };
@@ -57,10 +57,10 @@ async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Resp
     while let Some((index, output)) = runs.next().await? {
         let choice = &mut builder.choices[index];
         match output {
-            Output::Text(delta) => choice.sent.add(delta),
-            Output::Retract { tokens, .. } => choice.sent.retract(tokens),
-            Output::Prompt(measurements) => choice.measurements = measurements,
-            Output::Progress(_) => {}
+            Output::Text(delta) => choice.tokens.update(0, delta.tokens),
+            Output::Retract { tokens, .. } => choice.tokens.update(tokens, Vec::new()),
+            Output::PromptProbabilities(measurements) => choice.measurements = measurements,
+            Output::PromptProgress(_) => {}
             Output::Ended(end) => choices[index] = Some(builder.complete_choice(index, end)),
         }
     }
@@ -83,11 +83,11 @@ impl CompletionChunkWriter {
     }
 }
 
-impl stream::OutputWriter for CompletionChunkWriter {
-    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
+impl sse::OutputWriter for CompletionChunkWriter {
+    fn on_output(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         match output {
-            Output::Progress(_) | Output::Retract { chars: 0, .. } => {}
-            Output::Prompt(measurements) => self.builder.choices[run].measurements = measurements,
+            Output::PromptProgress(_) | Output::Retract { chars: 0, .. } => {}
+            Output::PromptProbabilities(measurements) => self.builder.choices[run].measurements = measurements,
             Output::Text(delta) => {
                 if let Some(echo) = self.builder.echo_delta(run) {
                     pending.push_back(self.chunk(echo, None));
@@ -123,14 +123,14 @@ impl stream::OutputWriter for CompletionChunkWriter {
         }
     }
 
-    fn end(&mut self, pending: &mut PendingEvents) {
+    fn on_end(&mut self, pending: &mut PendingEvents) {
         if self.builder.options.include_usage {
             pending.push_back(ServerEvent::json(&self.builder.last_chunk(Vec::new(), None)));
         }
         pending.push_back(ServerEvent::data("[DONE]"));
     }
 
-    fn error(&self, error: &ApiError) -> String {
-        to_json(&error.openai())
+    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+        pending.push_back(ServerEvent::json(&error.openai()));
     }
 }

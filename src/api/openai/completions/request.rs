@@ -4,10 +4,11 @@ use crate::api::shared::body::{ChunkOptions, GenerationFields};
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::api::shared::generation;
 use crate::api::shared::infill::infill_prompt;
-use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
+use crate::api::shared::settings::{GenerationSettings, ReportedOptions};
 use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
+use crate::model::TokenizeOptions;
 use crate::server::{ApiError, App, ErrorCode, Loaded};
 use serde::Deserialize;
 use serde_json::Value;
@@ -82,7 +83,7 @@ pub(super) struct CompletionOptions {
 
 /// Parses a body.
 pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<CompletionRequest, ApiError> {
-    let fields = fields.with_defaults(&app.config().server.request_defaults);
+    let fields = fields.with_server_defaults(app);
     let count = answer_count(fields)?;
     let mut options = CompletionOptions {
         stream: fields.flag("stream")?.unwrap_or(false),
@@ -98,10 +99,9 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Co
     let parsed = parse_prompts(app, loaded, fields)?;
     generation::check_run_count(parsed.len() * count as usize)?;
     for prompt in parsed {
-        let first = engine_request(app, loaded, fields, &prompt, &options)?;
+        let first = completion_engine_request(app, loaded, fields, &prompt, &options)?;
         if verbose && options.settings.is_none() {
-            options.settings =
-                Some(GenerationSettings::new(&first.sampling, &first.limits, &llama_options(fields, &options)));
+            options.settings = Some(generation_settings(fields, &first, &options));
         }
         requests.extend(generation::repeat_request(first, count));
         prompts.extend((0..count).map(|index| CompletionPrompt { repeated: index > 0, ..prompt.clone() }));
@@ -129,17 +129,19 @@ fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// Returns the options from which llama-server's `generation_settings` are built.
-fn llama_options(fields: Fields<'_>, options: &CompletionOptions) -> LlamaResponseOptions {
-    LlamaResponseOptions {
+/// Returns the run's settings in llama-server's `generation_settings` format.
+fn generation_settings(fields: Fields<'_>, request: &Request, options: &CompletionOptions) -> GenerationSettings {
+    let reported = ReportedOptions {
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
         after_sampler: options.after_sampler,
-        ..LlamaResponseOptions::new(parameters::n_predict(fields))
-    }
+        adapters: request.adapters.clone().unwrap_or_default(),
+        ..ReportedOptions::from_fields(fields)
+    };
+    GenerationSettings::new(&request.sampling, &request.limits, &reported)
 }
 
-fn engine_request(
+fn completion_engine_request(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
@@ -179,7 +181,7 @@ fn parse_prompt(app: &App, loaded: &Loaded, fields: Fields<'_>, value: &Value) -
     let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     let (tokens, text) = match (suffix, value) {
         (None, value) => {
-            let tokens = parameters::encode_prompt(value, "prompt", vocabulary, true, true)?;
+            let tokens = parameters::encode_prompt(value, "prompt", vocabulary, TokenizeOptions::PROMPT)?;
             let tokens = parameters::or_start_token(tokens, vocabulary);
             let text = value.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
             (tokens, text)

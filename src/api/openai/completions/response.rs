@@ -6,9 +6,10 @@ use crate::api::openai::response::{
 };
 use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
-    LogprobsByText, ProbabilityFormatter, RunTimings, SentTokens, ThunderFields, TokenProbabilities, text_or_bytes,
+    CollectedTokens, LogprobsByText, ProbabilityFormatter, RunTimings, ThunderFields, TokenProbabilities, text_or_bytes,
 };
-use crate::events::{Alternative, RunEnd, TokenId, TokenMeasurement, Usage};
+use crate::engine::MeasuredToken;
+use crate::events::{Alternative, RunEnd, TokenId, Usage};
 use crate::model::Vocabulary;
 use serde::Serialize;
 use std::sync::Arc;
@@ -71,8 +72,9 @@ pub(super) struct CompletionChoice {
     index: usize,
     prompt: CompletionPrompt,
     /// Measurements of the prompt's tokens, without the first one.
-    pub(super) measurements: Vec<(TokenMeasurement, Vec<Alternative>)>,
-    pub(super) sent: SentTokens,
+    pub(super) measurements: Vec<MeasuredToken>,
+    /// Tokens of the answer; empty with a stream.
+    pub(super) tokens: CollectedTokens,
     pub(super) end: Option<Arc<RunEnd>>,
     /// Number of characters sent and not retracted.
     pub(super) chars: usize,
@@ -81,8 +83,8 @@ pub(super) struct CompletionChoice {
 
 impl CompletionChoice {
     pub(super) fn new(index: usize, prompt: CompletionPrompt) -> Self {
-        let (measurements, sent) = (Vec::new(), SentTokens::default());
-        Self { index, prompt, measurements, sent, end: None, chars: 0, echoed: false }
+        let (measurements, tokens) = (Vec::new(), CollectedTokens::default());
+        Self { index, prompt, measurements, tokens, end: None, chars: 0, echoed: false }
     }
 }
 
@@ -162,7 +164,7 @@ impl CompletionBuilder {
         let end = &choice.end.insert(end).finish;
         let (mut text, reason) = (end.text.clone(), end.reason);
         let measurements = std::mem::take(&mut choice.measurements);
-        let tokens = std::mem::take(&mut choice.sent.tokens);
+        let tokens = std::mem::take(&mut choice.tokens);
         let choice = &self.choices[index];
         let mut logprobs = self.logprobs_from(0);
         if self.options.echo {
@@ -188,11 +190,7 @@ impl CompletionBuilder {
     }
 
     /// Returns the log-probabilities of tokens that are about to be streamed.
-    pub(super) fn logprobs(
-        &self,
-        index: usize,
-        tokens: &[(TokenMeasurement, Vec<Alternative>)],
-    ) -> Option<TextLogprobs> {
+    pub(super) fn logprobs(&self, index: usize, tokens: &[MeasuredToken]) -> Option<TextLogprobs> {
         let mut logprobs = self.logprobs_from(self.choices[index].chars);
         logprobs.push_answer(tokens);
         logprobs.finish()
@@ -243,17 +241,17 @@ struct LogprobsBuilder<'a> {
 
 impl LogprobsBuilder<'_> {
     /// Appends the tokens of the prompt. The first has no predecessor and therefore no probability.
-    fn push_prompt(&mut self, tokens: &[TokenId], measurements: &[(TokenMeasurement, Vec<Alternative>)]) {
+    fn push_prompt(&mut self, tokens: &[TokenId], measurements: &[MeasuredToken]) {
         let texts = self.vocabulary.texts(tokens);
         for (index, (&token, text)) in tokens.iter().zip(&texts).enumerate() {
             let measured = index.checked_sub(1).and_then(|before| measurements.get(before));
-            self.push(token, text, measured.map(|(measurement, others)| (measurement.logprob, others.as_slice())));
+            self.push(token, text, measured.map(|token| (token.measurement.logprob, token.alternatives.as_slice())));
         }
     }
 
-    fn push_answer(&mut self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) {
-        for (measurement, others) in tokens {
-            self.push(measurement.token, &measurement.text, Some((measurement.logprob, others)));
+    fn push_answer(&mut self, tokens: &[MeasuredToken]) {
+        for MeasuredToken { measurement, alternatives } in tokens {
+            self.push(measurement.token, &measurement.text, Some((measurement.logprob, alternatives)));
         }
     }
 

@@ -147,7 +147,7 @@ impl AttentionWriter {
                 let (writer, row) = (self.clone(), token.row.clone());
                 run_blocking(row.as_deref(), move || writer.token(*token)).await
             }
-            AttentionEvent::Retract { sample, tokens } => self.encode(&AttentionRetractEvent {
+            AttentionEvent::Retract { sample, tokens, .. } => self.encode(&AttentionRetractEvent {
                 r#type: "retract",
                 request_id: &self.request_id,
                 sample: self.sample(sample),

@@ -2,15 +2,16 @@
 
 use super::pruning::SentenceTracker;
 use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
+use crate::api::shared::aliases::{defaults_with_aliases, restore_client_names};
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
-use crate::api::shared::generation::request_id_exists;
-use crate::api::shared::recorded_attention::recorded_attention;
+use crate::api::shared::generation::{repeat_request, request_id_exists};
+use crate::api::shared::parameters::AnswerLength;
 use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
 use crate::server::{ApiError, App, ErrorCode, Loaded};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Maximum samples per request.
@@ -99,42 +100,9 @@ impl Transport {
 /// Fields that request attention, in this API and in `KoboldCPP`'s.
 const RETURN_FIELDS: [&str; 2] = ["return_attention", "output_attentions"];
 
-/// Field names of this API and of `KoboldCPP`'s, with Thunder's name of the parameter.
-const ALIASES: [(&str, &str); 9] = [
-    ("max_new_tokens", "max_tokens"),
-    ("max_length", "max_tokens"),
-    ("repetition_penalty", "repeat_penalty"),
-    ("rep_pen", "repeat_penalty"),
-    ("rep_pen_range", "repeat_last_n"),
-    ("sampler_seed", "seed"),
-    ("stop_sequence", "stop"),
-    ("typical", "typical_p"),
-    ("nsigma", "top_n_sigma"),
-];
-
-/// Returns the server's defaults, overridden by the parameters that the body contains under an alias.
-pub(crate) fn apply_aliases(app: &App, fields: Fields<'_>) -> Map<String, Value> {
-    let mut defaults = app.config().server.request_defaults.clone();
-    for (client_name, name) in ALIASES {
-        if let Some(value) = fields.get(client_name) {
-            defaults.insert(name.into(), value.clone());
-        }
-    }
-    // The client's maximum length overrides the server's, which is stored as `n_predict`.
-    if defaults.contains_key("max_tokens") {
-        defaults.remove("n_predict");
-    }
-    defaults
-}
-
-/// Replaces a parameter's name in an error with the name that the client used.
-pub(crate) fn restore_client_names(error: ApiError, fields: Fields<'_>) -> ApiError {
-    let client_name =
-        ALIASES.iter().find(|(client_name, name)| error.pointer() == Some(*name) && fields.get(client_name).is_some());
-    match client_name {
-        Some((client_name, name)) => error.rename_field(name, client_name),
-        None => error,
-    }
+/// Returns true if a body has `input_ids`, with which it requests the messages of the attention API.
+pub(crate) fn has_input_ids(body: &Value) -> bool {
+    Fields::new(body).is_ok_and(|fields| fields.get("input_ids").is_some())
 }
 
 /// Parses a body with `input_ids`. `received` is the time the request arrived.
@@ -148,7 +116,7 @@ pub(crate) async fn parse(
     transport: Transport,
     received: Instant,
 ) -> Result<AttentionRequest, ApiError> {
-    let defaults = apply_aliases(app, fields);
+    let defaults = defaults_with_aliases(app, fields);
     let mut request = parse_fields(app, loaded, fields.with_defaults(&defaults), transport, received)
         .map_err(|error| restore_client_names(error, fields))?;
     drop_duplicate_request_ids(app, &mut request.requests).await?;
@@ -177,7 +145,7 @@ fn parse_fields(
         return Err(ApiError::invalid("input_ids", message).exceeds_context(prompt.len(), context as usize));
     }
     let options = response_options(app, loaded, fields, transport, &prompt, received)?;
-    let (recorded, _) = recorded_attention(fields)?;
+    let (recorded, _) = parameters::recorded_attention(fields)?;
     let needs_rows = options.attention.is_some() || options.pruning.is_some();
     let mut request = Request {
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
@@ -190,17 +158,12 @@ fn parse_fields(
             ..ReportOptions::default()
         },
         may_fill_context: true,
-        ..base_request(app, loaded, fields, prompt, Surface::Attention, 1)?
+        ..base_request(app, loaded, fields, prompt, Surface::Attention, AnswerLength::NotEmpty)?
     };
     if options.samples > 1 {
         request.request_id = None;
     }
-    let requests = (0..options.samples).map(|sample| {
-        let mut request = request.clone();
-        request.sampling.seed = request.sampling.seed.wrapping_add(sample as u32);
-        request
-    });
-    Ok(AttentionRequest { requests: requests.collect(), options })
+    Ok(AttentionRequest { requests: repeat_request(request, options.samples as u32).collect(), options })
 }
 
 fn response_options(

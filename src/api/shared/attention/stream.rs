@@ -4,7 +4,7 @@ use super::pruning::{Prunable, PruningHistory, SentenceTracker};
 use super::request::AttentionOptions;
 use super::row_format::{AttentionPayload, RowFormat};
 use crate::api::shared::generation::Runs;
-use crate::engine::{AttentionRow, Output};
+use crate::engine::{AttentionRow, MeasuredToken, Output};
 use crate::events::{Alternative, EndCause, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::server::{ApiError, ErrorKind};
 use crate::trace::attention::AttentionRows;
@@ -21,7 +21,7 @@ pub(crate) enum AttentionEvent {
     /// A token of a sample.
     Token(Box<GeneratedToken>),
     /// A mod removed the last tokens of a sample.
-    Retract { sample: usize, tokens: usize },
+    Retract { sample: usize, chars: usize, tokens: usize },
     /// Sentences that can be removed from the context.
     Pruning { sample: usize, sentences: Vec<Prunable> },
     /// A sample has ended.
@@ -62,16 +62,6 @@ impl SampleEnd {
     pub(crate) fn before_start(sample: usize, prompt_tokens: u32, received: Instant) -> Self {
         let generation_time_ms = received.elapsed().as_millis() as u64;
         Self { sample, finish_reason: "cancelled", total_tokens: 0, prompt_tokens, generation_time_ms }
-    }
-}
-
-impl AttentionEvent {
-    /// Returns the text of a token event.
-    pub(crate) fn text(&self) -> Option<&str> {
-        match self {
-            Self::Token(token) => Some(token.text()),
-            _ => None,
-        }
     }
 }
 
@@ -122,25 +112,25 @@ impl AttentionStream {
             let Some((sample, output)) = self.runs.next_output().await? else { return Ok(None) };
             match output {
                 Output::Text(delta) => {
-                    if delta.retracted > 0 {
-                        self.counts[sample] = self.counts[sample].saturating_sub(delta.retracted);
-                        if let Some(tracker) = &mut self.trackers[sample] {
-                            tracker.retract(delta.retracted);
-                        }
-                        self.pending.push_back(AttentionEvent::Retract { sample, tokens: delta.retracted });
-                    }
                     let mut rows = delta.rows.into_iter();
-                    for (measurement, top) in delta.tokens {
+                    for MeasuredToken { measurement, alternatives } in delta.tokens {
                         let row = rows.next().flatten();
                         self.track(sample, row.as_ref()).await?;
                         self.counts[sample] += 1;
                         self.pending.push_back(AttentionEvent::Token(Box::new(GeneratedToken {
                             sample,
                             measurement,
-                            top,
+                            top: alternatives,
                             row,
                         })));
                     }
+                }
+                Output::Retract { chars, tokens } => {
+                    self.counts[sample] = self.counts[sample].saturating_sub(tokens);
+                    if let Some(tracker) = &mut self.trackers[sample] {
+                        tracker.retract(tokens);
+                    }
+                    self.pending.push_back(AttentionEvent::Retract { sample, chars, tokens });
                 }
                 Output::Ended(end) => {
                     self.add_end(sample, &end);
@@ -149,14 +139,14 @@ impl AttentionStream {
                         self.history.add(self.trackers.iter().flatten());
                     }
                 }
-                // Not sent with `per_token`, or not requested.
-                Output::Retract { .. } | Output::Prompt(_) | Output::Progress(_) => {}
+                // Not requested.
+                Output::PromptProbabilities(_) | Output::PromptProgress(_) => {}
             }
         }
     }
 
-    /// Adds the attention of a token to the sentences. Rows after a context shift or a change of the prompt by a mod are
-    /// ignored, because their positions are not those of the sentences.
+    /// Adds the attention of a token to the sentences. Rows after a context shift or a change of the prompt by a mod
+    /// are ignored, because their positions are not those of the sentences.
     async fn track(&mut self, sample: usize, row: Option<&Arc<AttentionRow>>) -> Result<(), ApiError> {
         let sequence_len = self.options.prompt_tokens + self.counts[sample] as u32;
         let row = row.filter(|row| row.row_len == sequence_len).cloned();
@@ -204,7 +194,7 @@ impl AttentionStream {
 fn count_tokens(counts: &mut [usize], event: &AttentionEvent) {
     match event {
         AttentionEvent::Token(token) => counts[token.sample] += 1,
-        AttentionEvent::Retract { sample, tokens } => counts[*sample] = counts[*sample].saturating_sub(*tokens),
+        AttentionEvent::Retract { sample, tokens, .. } => counts[*sample] = counts[*sample].saturating_sub(*tokens),
         AttentionEvent::Pruning { .. } | AttentionEvent::Done(_) | AttentionEvent::Failed { .. } => {}
     }
 }
@@ -265,7 +255,9 @@ mod tests {
             AttentionEvent::Token(Box::new(GeneratedToken { sample, measurement, top: Vec::new(), row: None }))
         };
         let mut counts = vec![0; 2];
-        for event in [token(0), token(1), token(0), AttentionEvent::Retract { sample: 0, tokens: 1 }, token(1)] {
+        for event in
+            [token(0), token(1), token(0), AttentionEvent::Retract { sample: 0, chars: 0, tokens: 1 }, token(1)]
+        {
             count_tokens(&mut counts, &event);
         }
         assert_eq!(counts, [1, 2]);

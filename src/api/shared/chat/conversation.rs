@@ -2,15 +2,16 @@
 
 use super::functions::{parse_tool_choice, parse_tools};
 use super::images::{ConversationImages, take_images};
-use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::images::RequestImages;
 use crate::api::shared::parameters;
+use crate::api::shared::parameters::{SeveralConstraints, parse_constraint};
 use crate::config::ImageConfig;
 use crate::engine::{ReasoningBudget, SubmitError};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerFormat, ToolDefinition};
+use crate::model::chat::syntax::ReasoningMarkers;
 use crate::model::chat::tools::{self, ToolChoice};
 use crate::model::chat::{self, RenderOptions};
 use crate::model::grammar::Constraint;
@@ -80,17 +81,15 @@ impl InputTokensResponse {
 }
 
 impl Conversation {
-    /// Parses the conversation fields of a chat completion body.
+    /// Parses the conversation fields of a chat completion body, which include the server's defaults.
     pub(crate) fn parse(app: &App, fields: Fields<'_>) -> Result<Self, ApiError> {
-        let defaults = &app.config().server.request_defaults;
-        let fields = fields.with_defaults(defaults);
         let messages = fields.get("messages").ok_or_else(|| {
             ApiError::invalid("messages", "`messages` is missing; send a list of {\"role\": …, \"content\": …}")
         })?;
         let tools = fields.list("tools")?.cloned().unwrap_or_default();
         let functions = parse_tools(&tools)?;
         let choice = parse_tool_choice(fields, &functions)?;
-        let constraint = parse_constraint(fields, true)?;
+        let constraint = parse_constraint(fields, SeveralConstraints::Reject)?;
         if let Some(constraint) = &constraint
             && tools::schema(constraint).is_none()
             && !functions.is_empty()
@@ -104,6 +103,7 @@ impl Conversation {
             return Err(ApiError::invalid(constraint.field.as_str(), message));
         }
         // The request's template variables override the server's.
+        let defaults = &app.config().server.request_defaults;
         let mut variables =
             defaults.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
         variables.extend(fields.object("chat_template_kwargs")?.cloned().unwrap_or_default());
@@ -170,10 +170,10 @@ impl Conversation {
         let image_tokens: Vec<&[TokenId]> = images.images.iter().map(|image| image.tokens()).collect();
         let tokenize = || rendered.tokenize(vocabulary, &marker, &image_tokens);
         let (tokens, spans) = parameters::run_in_place(rendered.text.len(), tokenize)?;
-        let (open, close) = &syntax.reasoning_markers;
+        let ReasoningMarkers { open, close } = &syntax.reasoning_markers;
         let reasoning_budget = self.budget.map(|(tokens, message)| {
             let closing = format!("{message}{close}");
-            let encode = || vocabulary.encode_continuation(&closing, true);
+            let encode = || vocabulary.encode_markup_continuation(&closing);
             ReasoningBudget {
                 tokens,
                 open: open.clone(),
@@ -183,7 +183,7 @@ impl Conversation {
             }
         });
         // The end marker of reasoning does not end the turn.
-        let ends = syntax.end_of_turn.iter().filter(|text| **text != syntax.reasoning_markers.1);
+        let ends = syntax.end_of_turn.iter().filter(|text| **text != *close);
         let ends: Vec<(&str, Option<TokenId>)> = ends.map(|text| (*text, control_token(text, vocabulary))).collect();
         let mut end_texts: Vec<String> = Vec::new();
         // A model without its own template never learned the fallback's marker as a token and may write it as text.
@@ -210,7 +210,7 @@ impl Conversation {
 
 /// Returns the control token whose text is exactly `text`.
 fn control_token(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
-    match vocabulary.encode(text, false, true)[..] {
+    match vocabulary.encode_markup(text)[..] {
         [token] if vocabulary.is_control(token) => Some(token),
         _ => None,
     }

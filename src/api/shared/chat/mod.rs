@@ -14,4 +14,4 @@ mod stream;
 
 pub(crate) use conversation::{Conversation, InputTokensResponse, PreparedChat};
 pub(crate) use request::ChatRequest;
-pub(crate) use stream::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens, ToolCallRef};
+pub(crate) use stream::{ChatDelta, ChatStream, ChatUpdate, ToolCallRef};

@@ -2,7 +2,7 @@
 
 use super::conversation::{Conversation, PreparedChat};
 use crate::api::shared::generation;
-use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
+use crate::api::shared::settings::{GenerationSettings, ReportedOptions};
 use crate::api::shared::{self, Fields, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -60,7 +60,7 @@ pub(crate) struct VerboseDetails {
 impl ChatRequest {
     /// Parses the body of a chat completion.
     pub(crate) async fn parse(app: &App, loaded: &Loaded, body: &Value, surface: Surface) -> Result<Self, ApiError> {
-        let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
+        let fields = Fields::new(body)?.with_server_defaults(app);
         let prepared = Conversation::parse(app, fields)?.prepare(loaded).await?;
         let stream = fields.flag("stream")?.unwrap_or(false);
         // The Responses API reports only the tokens of the text, and Ollama's API the tokens next to the message.
@@ -72,7 +72,7 @@ impl ChatRequest {
         };
         let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
         let answer_format = Arc::clone(&prepared.answer_format);
-        let first = engine_request(app, loaded, fields, prepared, &options, surface)?;
+        let first = chat_engine_request(app, loaded, fields, prepared, &options, surface)?;
         options.verbose = verbose.then(|| VerboseDetails {
             prompt: loaded.vocabulary().decode(&first.prompt),
             settings: generation_settings(fields, &first, &options),
@@ -88,7 +88,7 @@ impl ChatRequest {
         prompt: Vec<TokenId>,
         surface: Surface,
     ) -> Result<Self, ApiError> {
-        let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
+        let fields = Fields::new(body)?.with_server_defaults(app);
         let options = ResponseOptions {
             logprobs: logprobs(fields, false)?,
             ..ResponseOptions::parse(app, fields, prompt.len())?
@@ -120,7 +120,7 @@ impl ResponseOptions {
     }
 }
 
-fn engine_request(
+fn chat_engine_request(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
@@ -145,7 +145,7 @@ fn engine_request(
         visible_tokens: prepared.visible,
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
         report: ReportOptions {
-            progress: options.stream && fields.flag("return_progress")?.unwrap_or(false),
+            progress: fields.flag("return_progress")?.unwrap_or(false) && options.stream,
             ..report_options(options)
         },
         ..request
@@ -158,14 +158,15 @@ fn report_options(options: &ResponseOptions) -> ReportOptions {
 
 /// Returns the run's settings in llama-server's `generation_settings` format.
 fn generation_settings(fields: Fields<'_>, request: &Request, options: &ResponseOptions) -> GenerationSettings {
-    let answer = LlamaResponseOptions {
+    let reported = ReportedOptions {
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
         timings_per_token: options.timings_per_token,
         after_sampler: options.after_sampler,
-        ..LlamaResponseOptions::new(parameters::n_predict(fields))
+        adapters: request.adapters.clone().unwrap_or_default(),
+        ..ReportedOptions::from_fields(fields)
     };
-    GenerationSettings::new(&request.sampling, &request.limits, &answer)
+    GenerationSettings::new(&request.sampling, &request.limits, &reported)
 }
 
 /// Parses the number of alternatives to report; `None` for no log-probabilities. With `streams_calls` they are rejected.

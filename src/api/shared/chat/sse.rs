@@ -5,7 +5,7 @@ use crate::api::shared::sse::{self, EventSource, PendingEvents};
 use crate::server::ApiError;
 use axum::response::Response;
 use axum::response::sse::Event;
-use futures::future::BoxFuture;
+use std::future::ready;
 
 /// A writer of the events of a chat stream in one protocol's format.
 pub(crate) trait ChatEventWriter: Send + 'static {
@@ -13,9 +13,12 @@ pub(crate) trait ChatEventWriter: Send + 'static {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents);
     /// Writes the events for one update.
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents);
-    /// Writes the events after the last answer. Events that have to wait for a result are returned as a future and are
-    /// sent last.
-    fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>>;
+    /// Writes the events after the last answer.
+    fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents);
+    /// Returns the last events, if they have to wait for a result. Those of [`Self::on_end`] are sent meanwhile.
+    fn after_end(&mut self) -> impl Future<Output = PendingEvents> + Send {
+        ready(PendingEvents::new())
+    }
     /// Writes the error that ends the stream.
     fn on_error(&mut self, chat: &ChatStream, error: &ApiError, pending: &mut PendingEvents);
     /// Returns the keep-alive event; `None` sends a comment.
@@ -32,27 +35,27 @@ pub(crate) fn respond(chat: ChatStream, mut writer: impl ChatEventWriter) -> Res
     if let Some(ping) = writer.ping_event() {
         keep_alive = keep_alive.map(|keep_alive| keep_alive.event(ping));
     }
-    sse::respond(ChatEvents { chat, writer, final_events: None }, pending, keep_alive)
+    sse::respond(ChatEvents { chat, writer, has_ended: false }, pending, keep_alive)
 }
 
 /// Returns the response that streams the answers as JSON lines.
 pub(crate) fn respond_lines(chat: ChatStream, mut writer: impl ChatEventWriter) -> Response {
     let mut pending = PendingEvents::new();
     writer.on_start(&chat, &mut pending);
-    sse::respond_lines(ChatEvents { chat, writer, final_events: None }, pending)
+    sse::respond_lines(ChatEvents { chat, writer, has_ended: false }, pending)
 }
 
 struct ChatEvents<W> {
     chat: ChatStream,
     writer: W,
-    /// Events to send after all others.
-    final_events: Option<BoxFuture<'static, PendingEvents>>,
+    /// True after the end of the last answer.
+    has_ended: bool,
 }
 
 impl<W: ChatEventWriter> EventSource for ChatEvents<W> {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
-        if let Some(events) = self.final_events.take() {
-            pending.extend(events.await);
+        if self.has_ended {
+            pending.extend(self.writer.after_end().await);
             return false;
         }
         match self.chat.next().await {
@@ -61,8 +64,9 @@ impl<W: ChatEventWriter> EventSource for ChatEvents<W> {
                 true
             }
             Ok(None) => {
-                self.final_events = self.writer.on_end(&self.chat, pending);
-                self.final_events.is_some()
+                self.writer.on_end(&self.chat, pending);
+                self.has_ended = true;
+                true
             }
             Err(error) => {
                 self.writer.on_error(&self.chat, &error, pending);

@@ -2,8 +2,8 @@
 
 use super::request::{ChatRequest, ResponseOptions};
 use crate::api::shared::generation::{RunClient, RunTimings, Runs};
-use crate::engine::{Output, PromptProgress};
-use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, Surface, TokenMeasurement, Usage};
+use crate::engine::{MeasuredToken, Output, PromptProgress};
+use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, Retraction};
 use crate::model::chat::family::ModelFamily;
@@ -11,9 +11,6 @@ use crate::mods::tool_calls_of;
 use crate::server::{ApiError, Loaded};
 use serde_json::Value;
 use std::sync::Arc;
-
-/// Tokens, each with its alternatives.
-pub(crate) type MeasuredTokens = Vec<(TokenMeasurement, Vec<Alternative>)>;
 
 /// The running answers of one chat request.
 pub(crate) struct ChatStream {
@@ -47,7 +44,7 @@ pub(crate) struct ChatUpdate {
     pub(crate) answer: usize,
     pub(crate) deltas: Vec<ChatDelta>,
     /// The tokens that produced the deltas.
-    pub(crate) tokens: MeasuredTokens,
+    pub(crate) tokens: Vec<MeasuredToken>,
     /// Number of tokens before `tokens` that a mod removed.
     pub(crate) retracted_tokens: usize,
     pub(crate) progress: Option<PromptProgress>,
@@ -177,7 +174,8 @@ impl ChatStream {
                 update.retracted_tokens = tokens;
             }
             Output::Ended(end) => {
-                let pieces = answer.parser.finish(end.finish.reason == FinishReason::Length);
+                let is_cut = end.finish.reason == FinishReason::Length;
+                let pieces = if is_cut { answer.parser.finish_cut() } else { answer.parser.finish() };
                 update.deltas = answer.deltas(pieces, family);
                 if let Some(payload) = &end.finish.tool_calls {
                     // The calls of a mod replace the whole answer, so the text that the model wrote before them is
@@ -188,8 +186,8 @@ impl ChatStream {
                 answer.end = Some(Arc::clone(&end));
                 update.end = Some(end);
             }
-            Output::Progress(progress) => update.progress = Some(progress),
-            Output::Prompt(_) => {}
+            Output::PromptProgress(progress) => update.progress = Some(progress),
+            Output::PromptProbabilities(_) => {}
         }
         Ok(Some(update))
     }
@@ -246,8 +244,8 @@ impl ChatAnswer {
         Self { run, parser, call_ids: Vec::new(), mod_calls: Vec::new(), token_bytes: Vec::new(), end: None }
     }
 
-    fn add_tokens(&mut self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) {
-        self.token_bytes.extend(tokens.iter().map(|(token, _)| token.text.len()));
+    fn add_tokens(&mut self, tokens: &[MeasuredToken]) {
+        self.token_bytes.extend(tokens.iter().map(|token| token.measurement.text.len()));
     }
 
     fn remove_tokens(&mut self, tokens: usize) {

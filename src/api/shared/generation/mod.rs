@@ -3,20 +3,22 @@
 mod client;
 mod probabilities;
 pub(crate) mod runs;
-pub(crate) mod stream;
+pub(crate) mod sse;
 mod thunder;
 mod time_limit;
 mod timings;
+mod tokens;
 
 pub(crate) use crate::server::with_run_id;
 pub(crate) use client::RunClient;
 pub(crate) use probabilities::{
     LogprobsByText, OPENAI_NO_LOGPROB, ProbabilityFormatter, TokenLogprob, TokenProbabilities, text_or_bytes,
 };
-pub(crate) use runs::{Runs, SentTokens, check_run_count, repeat_request};
+pub(crate) use runs::{Runs, check_run_count, repeat_request};
 pub(crate) use thunder::ThunderFields;
 pub(crate) use time_limit::wait_for_time_limit;
 pub(crate) use timings::{PromptProgressResponse, RunTimings};
+pub(crate) use tokens::CollectedTokens;
 
 use crate::engine::{RecordPolicy, Request, SubmitError};
 use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId};

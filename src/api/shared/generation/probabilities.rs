@@ -1,5 +1,6 @@
 //! Formats token probabilities as llama-server does, for its own routes and OpenAI's.
 
+use crate::engine::MeasuredToken;
 use crate::events::{Alternative, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
 use serde::{Serialize, Serializer};
@@ -113,8 +114,9 @@ pub(crate) struct ProbabilityFormatter<'a> {
 
 impl ProbabilityFormatter<'_> {
     /// Returns the entry of a sampled token with its alternatives, most probable first.
-    pub(crate) fn sampled_token(&self, measurement: &TokenMeasurement, others: &[Alternative]) -> TokenProbabilities {
-        self.entry(measurement.token, Some(self.logprob(measurement)), others)
+    pub(crate) fn sampled_token(&self, token: &MeasuredToken) -> TokenProbabilities {
+        let MeasuredToken { measurement, alternatives } = token;
+        self.entry(measurement.token, Some(self.logprob(measurement)), alternatives)
     }
 
     /// Returns the entry of a token, its log-probability if known, and its alternatives.

@@ -2,8 +2,8 @@
 
 use super::time_limit::stop_at_time_limit;
 use super::{RunClient, check_request_id, failure};
-use crate::engine::{Output, Request, RunMetrics, TextDelta};
-use crate::events::{Alternative, RunEnd, RunId, TokenMeasurement};
+use crate::engine::{Output, Request, RunMetrics};
+use crate::events::{RunEnd, RunId};
 use crate::server::{ApiError, App, Loaded};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
@@ -170,24 +170,6 @@ impl Runs {
                 Ok(Some((index, output)))
             }
         }
-    }
-}
-
-/// The tokens already sent to a client.
-#[derive(Debug, Default)]
-pub(crate) struct SentTokens {
-    pub(crate) tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
-}
-
-impl SentTokens {
-    /// Appends the tokens of a delta.
-    pub(crate) fn add(&mut self, delta: TextDelta) {
-        self.tokens.extend(delta.tokens);
-    }
-
-    /// Removes the last tokens.
-    pub(crate) fn retract(&mut self, tokens: usize) {
-        self.tokens.truncate(self.tokens.len().saturating_sub(tokens));
     }
 }
 

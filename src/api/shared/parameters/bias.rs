@@ -3,7 +3,7 @@
 use super::tokens::{check_entry_count, encode, token};
 use crate::api::shared::fields::invalid_value;
 use crate::events::TokenId;
-use crate::model::Vocabulary;
+use crate::model::{TokenizeOptions, Vocabulary};
 use crate::server::ApiError;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -48,7 +48,7 @@ pub(crate) fn logit_bias(
     };
     let tokens_of = |name: &str| match name.parse::<TokenId>() {
         Ok(id) => vocabulary.contains(id).then(|| vec![id]),
-        Err(_) => Some(encode(vocabulary, name, false, true)),
+        Err(_) => Some(encode(vocabulary, name, TokenizeOptions::MARKUP)),
     };
     let entries = value.as_object().map(Map::len).or_else(|| value.as_array().map(Vec::len));
     check_entry_count("logit_bias", entries.unwrap_or(0), vocabulary)?;
@@ -70,7 +70,7 @@ pub(crate) fn logit_bias(
                     return Err(invalid());
                 };
                 let tokens = match token_value.as_str() {
-                    Some(text) => Some(encode(vocabulary, text, false, true)),
+                    Some(text) => Some(encode(vocabulary, text, TokenizeOptions::MARKUP)),
                     None => token(token_value, vocabulary).map(|token| vec![token]),
                 };
                 add(tokens, value).ok_or_else(invalid)?;

@@ -15,9 +15,13 @@ const MAX_STOP_BYTES: usize = 64 << 10;
 /// Names of the field for the maximum answer length. The first one present applies, as with llama-server.
 pub(crate) const MAX_TOKENS_FIELDS: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
 
-/// Parses the limits of a run. `room` is the number of tokens left in the context after the prompt.
-pub(crate) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: u32) -> Result<Limits, ApiError> {
-    limits_with_min(1, fields, vocabulary, room)
+/// Minimum of the maximum answer length that a client can request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum AnswerLength {
+    /// 0 tokens: the run only evaluates the prompt.
+    MayBeEmpty,
+    /// One token.
+    NotEmpty,
 }
 
 /// Returns the maximum answer length as sent; -1 for as many tokens as fit.
@@ -25,17 +29,21 @@ pub(crate) fn n_predict(fields: Fields<'_>) -> i64 {
     fields.first_present(&MAX_TOKENS_FIELDS).and_then(|(_, value)| integer(value)).unwrap_or(-1)
 }
 
-/// Parses limits with a minimum answer length; with 0 tokens a run only evaluates the prompt.
-pub(crate) fn limits_with_min(
-    min_tokens: u32,
+/// Parses the limits of a run. `room` is the number of tokens left in the context after the prompt.
+pub(crate) fn limits(
     fields: Fields<'_>,
     vocabulary: &Vocabulary,
     room: u32,
+    length: AnswerLength,
 ) -> Result<Limits, ApiError> {
+    let min_tokens = match length {
+        AnswerLength::MayBeEmpty => 0,
+        AnswerLength::NotEmpty => 1,
+    };
     let requested = match fields.first_present(&MAX_TOKENS_FIELDS) {
         // -1 is llama-server's value for as many tokens as fit.
         Some((name, value)) if integer(value) != Some(-1) => {
-            let count = integer(value).filter(|count| (i64::from(min_tokens)..=i64::from(i32::MAX)).contains(count));
+            let count = integer(value).filter(|count| (min_tokens..=i64::from(i32::MAX)).contains(count));
             let expected = format!("an integer between {min_tokens} and {}, or -1 for as many as fit", i32::MAX);
             Some(count.ok_or_else(|| invalid_value(name, &expected, value))? as u32)
         }
@@ -46,6 +54,7 @@ pub(crate) fn limits_with_min(
     let max_steps = fields.integer("max_steps", 1..=i64::from(u32::MAX))?.map(|steps| steps as u32);
     Ok(Limits {
         max_steps: max_steps.unwrap_or(default.max_steps),
+        has_requested_max_steps: max_steps.is_some(),
         stop: stop(fields)?,
         stop_tokens: bounded_tokens(fields, "stop_tokens", vocabulary)?,
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),

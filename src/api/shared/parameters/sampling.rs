@@ -33,15 +33,15 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
         Some(seed) => seed as u32,
     };
     let mut bias = match fields.get("logit_bias") {
-        Some(value) => logit_bias(value, vocabulary, if fields.clamps_numbers() { f32::MAX } else { MAX_OPENAI_BIAS })?,
+        Some(value) => logit_bias(value, vocabulary, if fields.is_lenient() { f32::MAX } else { MAX_OPENAI_BIAS })?,
         None => Vec::new(),
     };
     let banned = bounded_tokens(fields, "banned_tokens", vocabulary)?;
     bias.extend(banned.into_iter().map(|token| (token, f32::NEG_INFINITY)));
     sum_by_token(&mut bias);
     // llama-server no longer has a value for the whole context.
-    let min_window = if fields.clamps_numbers() { 0 } else { -1 };
-    let min_top_k = if fields.clamps_numbers() { i64::from(i32::MIN) } else { -1 };
+    let min_window = if fields.is_lenient() { 0 } else { -1 };
+    let min_top_k = if fields.is_lenient() { i64::from(i32::MIN) } else { -1 };
     Ok(SamplingParams {
         samplers: samplers(fields)?.unwrap_or(default.samplers),
         min_keep: count("min_keep", 0..=MAX_WINDOW, 0)? as usize,
@@ -62,7 +62,7 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
         dry_multiplier: number("dry_multiplier", 0.0..=100.0, default.dry_multiplier)?,
         dry_base: match number("dry_base", 0.0..=100.0, default.dry_base)? {
             // A base below 1 would reduce the penalty with the length of the repetition.
-            base if fields.clamps_numbers() && base < 1.0 => default.dry_base,
+            base if fields.is_lenient() && base < 1.0 => default.dry_base,
             base => base,
         },
         dry_allowed_length: count("dry_allowed_length", 0..=MAX_WINDOW, default.dry_allowed_length)?,

@@ -14,7 +14,7 @@ pub(crate) fn include_usage(fields: Fields<'_>) -> Result<bool, ApiError> {
 /// Parses `sse_ping_interval`: the time without an event after which a stream sends a comment; `None` sends none.
 pub(crate) fn ping_interval(app: &App, fields: Fields<'_>) -> Result<Option<Duration>, ApiError> {
     Ok(match fields.integer("sse_ping_interval", -1..=i64::from(i32::MAX))? {
-        None => app.config().server.routes.sse_ping_interval,
+        None => app.config().server.sse_ping_interval,
         Some(seconds @ 1..) => Some(Duration::from_secs(seconds as u64)),
         Some(_) => None,
     })

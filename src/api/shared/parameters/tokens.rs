@@ -2,7 +2,7 @@
 
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::events::TokenId;
-use crate::model::Vocabulary;
+use crate::model::{TokenizeOptions, Vocabulary};
 use crate::server::ApiError;
 use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -11,8 +11,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 const MAX_INLINE_BYTES: usize = 64 << 10;
 
 /// Tokenizes text.
-pub(crate) fn encode(vocabulary: &Vocabulary, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId> {
-    run_in_place(text.len(), || vocabulary.encode(text, add_special, parse_special))
+pub(crate) fn encode(vocabulary: &Vocabulary, text: &str, options: TokenizeOptions) -> Vec<TokenId> {
+    run_in_place(text.len(), || vocabulary.encode(text, options))
 }
 
 /// Runs work on a text of this length, which may take seconds. If the text is long, other tasks of the thread move to
@@ -32,7 +32,7 @@ pub(crate) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
 /// Parses a list of token ids or of strings that are one token each.
 pub(crate) fn tokens(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
     let parse = |value: &Value| match value.as_str() {
-        Some(text) => match encode(vocabulary, text, false, true)[..] {
+        Some(text) => match encode(vocabulary, text, TokenizeOptions::MARKUP)[..] {
             [token] => Ok(token),
             ref several => Err(ApiError::invalid(
                 name,
@@ -80,17 +80,16 @@ pub(crate) fn or_start_token(prompt: Vec<TokenId>, vocabulary: &Vocabulary) -> V
     }
 }
 
-/// Parses a prompt: a string, a list of token ids, or a list of both. `add_special` applies to its start.
+/// Parses a prompt: a string, a list of token ids, or a list of both. `options.add_special` applies to its start.
 pub(crate) fn encode_prompt(
     value: &Value,
     name: &str,
     vocabulary: &Vocabulary,
-    add_special: bool,
-    parse_special: bool,
+    options: TokenizeOptions,
 ) -> Result<Vec<TokenId>, ApiError> {
     let expected = || format!("a string, or a list of strings and token ids below {}", vocabulary.len());
     let parts = match value {
-        Value::String(text) => return Ok(encode(vocabulary, text, add_special, parse_special)),
+        Value::String(text) => return Ok(encode(vocabulary, text, options)),
         Value::Array(parts) => parts,
         other => return Err(invalid_value(name, &expected(), other)),
     };
@@ -99,7 +98,10 @@ pub(crate) fn encode_prompt(
         let mut tokens = Vec::new();
         for (index, part) in parts.iter().enumerate() {
             match part {
-                Value::String(text) => tokens.extend(vocabulary.encode(text, add_special && index == 0, parse_special)),
+                Value::String(text) => {
+                    let add_special = options.add_special && index == 0;
+                    tokens.extend(vocabulary.encode(text, TokenizeOptions { add_special, ..options }));
+                }
                 id => tokens.push(token(id, vocabulary).ok_or_else(|| invalid_value(name, &expected(), id))?),
             }
         }

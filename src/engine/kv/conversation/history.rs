@@ -4,12 +4,9 @@
 use super::spans::shifted_index;
 use crate::events::{Span, TokenId, is_image_token};
 use crate::model::Vocabulary;
+use crate::model::chat::family::REASONING_END_MARKERS;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
-
-/// Markers that end reasoning; the text after them is the answer that clients send back.
-const REASONING_END_MARKERS: [&str; 6] =
-    ["</think>", "</thinking>", "</thought>", "[/THINK]", "<|END_THINKING|>", "<|channel|>final<|message|>"];
 
 /// History of a sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -101,7 +98,7 @@ impl SlotHistory {
     }
 }
 
-/// Returns the part of an answer after its reasoning.
+/// Returns the part of an answer after its reasoning, which clients send back.
 pub fn without_reasoning(text: &str) -> &str {
     REASONING_END_MARKERS
         .iter()

@@ -194,7 +194,7 @@ async fn grammars_and_biases_hold_in_drafts() {
             || Request { constraint: Some(Constraint::new("test", grammar.clone())), ..looping_request(tokens) };
         compare(&mut engines, &format!("{grammar:?}"), constrained).await;
     }
-    let banned = model().vocabulary().encode("a", false, false)[0];
+    let banned = model().vocabulary().encode_plain("a")[0];
     let biased = || {
         sampled_request(
             SamplingParams {

@@ -29,11 +29,11 @@ async fn mods_have_the_same_effect_with_drafts() {
     for asynchronous in [false, true] {
         for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
             for (name, action) in &cases {
-                for generated in [9, 12, 13] {
+                for generated in [9, 13] {
                     let case = format!("{name} at {event:?} {generated}, asynchronous {asynchronous}");
                     compare(&mut engines, &case, || {
                         let handler = act_once(move |call| is_at(call, event, generated), action.clone());
-                        with_mod(looping_request(40), asynchronous, handler)
+                        with_mod(looping_request(28), asynchronous, handler)
                     })
                     .await;
                 }

@@ -1,6 +1,6 @@
 //! Control vectors of a request: `"steering": [{"name": "calm", "scale": 1.5, "layers": [10, 20]}]`.
 
-use super::fields::{abbreviate, integer, invalid_value};
+use crate::api::shared::fields::{abbreviate, integer, invalid_value};
 use crate::model::llama::{ControlVectorList, ScaledVector};
 use crate::server::ApiError;
 use serde_json::Value;

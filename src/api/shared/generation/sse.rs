@@ -1,7 +1,7 @@
 //! Sends runs as server-sent events in any protocol's format.
 
 use super::runs::Runs;
-use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent};
+use crate::api::shared::sse::{self, EventSource, PendingEvents};
 use crate::engine::Output;
 use crate::server::ApiError;
 use axum::response::Response;
@@ -10,13 +10,13 @@ use std::time::Duration;
 /// A writer of engine outputs in one protocol's format.
 pub(crate) trait OutputWriter: Send + 'static {
     /// Adds the events for one output of a run.
-    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents);
+    fn on_output(&mut self, run: usize, output: Output, pending: &mut PendingEvents);
 
     /// Adds the events after the end of the last run.
-    fn end(&mut self, pending: &mut PendingEvents);
+    fn on_end(&mut self, pending: &mut PendingEvents);
 
-    /// Returns the error that ends the stream in the protocol's format.
-    fn error(&self, error: &ApiError) -> String;
+    /// Adds the error that ends the stream.
+    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents);
 }
 
 /// Returns the response that streams runs. After the time `ping` without an event it sends a comment, so that proxies
@@ -34,11 +34,11 @@ impl<W: OutputWriter> EventSource for RunEvents<W> {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
         match self.runs.next().await {
             Ok(Some((run, output))) => {
-                self.writer.write(run, output, pending);
+                self.writer.on_output(run, output, pending);
                 return true;
             }
-            Ok(None) => self.writer.end(pending),
-            Err(error) => pending.push_back(ServerEvent::data(self.writer.error(&error))),
+            Ok(None) => self.writer.on_end(pending),
+            Err(error) => self.writer.on_error(&error, pending),
         }
         false
     }

@@ -1,6 +1,6 @@
 //! The field `attention`: the attention that a run records.
 
-use super::fields::{Fields, integer, invalid_value};
+use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::events::StoredHeads;
 use crate::server::ApiError;
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! The mods of a request, from its `mods` field and from the model's name.
 
-use super::fields::{Fields, invalid_value};
+use crate::api::shared::fields::{Fields, invalid_value};
 use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
 use crate::server::{ApiError, ErrorCode, Loaded, models};
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub(crate) fn requested_mods(
     loaded: &Loaded,
     registry: &ModRegistry,
 ) -> Result<Vec<SelectedMod>, ApiError> {
-    let known = |name: &str| registry.info(name).is_some();
+    let known = |name: &str| registry.get(name).is_some();
     let mut refs = Vec::new();
     if let Some(requested) = fields.text("model")? {
         refs.extend(

@@ -1,8 +1,8 @@
 //! Adapters of a request: LoRA adapters in llama-server's format, `"lora": [{"id": 0, "scale": 0.5}]`, and control vectors
 //! in `steering`. Adapters that a list does not name are not applied.
 
-use super::fields::{Fields, abbreviate, integer, invalid_value};
 use super::steering::parse_steering;
+use crate::api::shared::fields::{Fields, abbreviate, integer, invalid_value};
 use crate::model::llama::{AdapterSet, Adapters, ScaledAdapter};
 use crate::server::ApiError;
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! Constraints on the answer: a grammar, a JSON schema, or any JSON object.
 
-use super::fields::{Fields, invalid_value};
+use crate::api::shared::fields::{Fields, invalid_value};
 use crate::model::grammar::{Constraint, GrammarSource};
 use crate::server::ApiError;
 use serde_json::Value;
@@ -8,9 +8,20 @@ use serde_json::Value;
 /// Prefix of a grammar in llguidance's Lark format, as in llama-server.
 const LARK: &str = "%llguidance";
 
-/// Parses `grammar`, `json_schema` and `response_format`. If a body has several of them, the first one applies, as on
-/// llama-server's own routes; with `one_only` they are an error, as on its chat routes.
-pub(crate) fn parse_constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
+/// Effect of a body with more than one constraint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SeveralConstraints {
+    /// They are an error, as on llama-server's chat routes.
+    Reject,
+    /// The first one applies, as on llama-server's own routes.
+    TakeFirst,
+}
+
+/// Parses `grammar`, `json_schema` and `response_format`, in this order.
+pub(crate) fn parse_constraint(
+    fields: Fields<'_>,
+    several: SeveralConstraints,
+) -> Result<Option<Constraint>, ApiError> {
     let grammar = fields.text("grammar")?.filter(|text| !text.trim().is_empty()).map(|text| {
         let source = if text.trim_start().starts_with(LARK) { GrammarSource::Lark } else { GrammarSource::Gbnf };
         Constraint::new("grammar", source(text.to_owned()))
@@ -21,7 +32,9 @@ pub(crate) fn parse_constraint(fields: Fields<'_>, one_only: bool) -> Result<Opt
     let format = response_format(fields)?;
     let mut requested = [grammar, schema, format].into_iter().flatten();
     let (first, second) = (requested.next(), requested.next());
-    if one_only && let (Some(first), Some(second)) = (&first, &second) {
+    if several == SeveralConstraints::Reject
+        && let (Some(first), Some(second)) = (&first, &second)
+    {
         let message =
             format!("`{}` and `{}` both constrain the answer; send only one of them", first.field, second.field);
         return Err(ApiError::invalid(second.field.as_str(), message));
@@ -61,13 +74,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(body: &Value, one_only: bool) -> Result<Option<Constraint>, String> {
-        parse_constraint(Fields::new(body).unwrap(), one_only).map_err(|error| error.problem().detail)
+    fn read(body: &Value, several: SeveralConstraints) -> Result<Option<Constraint>, String> {
+        parse_constraint(Fields::new(body).unwrap(), several).map_err(|error| error.problem().detail)
     }
 
     #[test]
     fn constraints_are_parsed_in_every_format() {
-        let source = |body: Value| read(&body, true).unwrap().map(|constraint| constraint.source);
+        let source = |body: Value| read(&body, SeveralConstraints::Reject).unwrap().map(|constraint| constraint.source);
         assert_eq!(source(json!({"grammar": ""})), None);
         assert_eq!(source(json!({"response_format": {"type": "text"}})), None);
         assert_eq!(source(json!({"response_format": {"type": "json_object"}})), Some(GrammarSource::JsonObject));
@@ -87,8 +100,12 @@ mod tests {
     #[test]
     fn chat_rejects_several_constraints() {
         let body = json!({"grammar": "root ::= \"a\"", "json_schema": {}});
-        assert!(read(&body, true).unwrap_err().contains("`grammar` and `json_schema`"));
-        assert_eq!(read(&body, false).unwrap().unwrap().field, "grammar");
-        assert!(read(&json!({"response_format": {"type": "xml"}}), true).unwrap_err().contains("json_object"));
+        assert!(read(&body, SeveralConstraints::Reject).unwrap_err().contains("`grammar` and `json_schema`"));
+        assert_eq!(read(&body, SeveralConstraints::TakeFirst).unwrap().unwrap().field, "grammar");
+        assert!(
+            read(&json!({"response_format": {"type": "xml"}}), SeveralConstraints::Reject)
+                .unwrap_err()
+                .contains("json_object")
+        );
     }
 }
