@@ -54,9 +54,13 @@ pub(super) fn modules(script: &str) -> Vec<String> {
     names.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
 }
 
-/// Returns the text of a file, which must exist.
+/// Returns the text of a file.
+///
+/// # Panics
+/// The file does not exist. All names are constants or imports of scripts, which tests check.
 pub(super) fn text(name: &str) -> String {
-    Assets::get(name).map(|file| String::from_utf8_lossy(&file.data).into_owned()).unwrap_or_default()
+    let file = Assets::get(name).unwrap_or_else(|| panic!("src/ui/assets has no file {name}"));
+    String::from_utf8_lossy(&file.data).into_owned()
 }
 
 /// Returns a script without indentation and lines of comments, a fifth smaller when compressed. Lines keep their numbers,
@@ -104,8 +108,8 @@ pub(super) fn resolve(module: &str, target: &str) -> String {
     folder.join("/")
 }
 
-/// `GET /assets/{version}/{path}`: returns one file. Another version returns the same file without caching, because an
-/// open page of an earlier version may still request it.
+/// `GET /assets/{version}/{path}`: returns one file. Another version returns the same file without caching: an open
+/// page of an earlier version may still request a style sheet, or a module that has not changed.
 pub(super) async fn file(Path((requested, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
     match Assets::get(&path) {
         Some(file) => serve(&path, &file, &headers, requested == version()),
@@ -152,6 +156,7 @@ mod tests {
     use flate2::Compression;
     use flate2::write::GzEncoder;
     use std::io::Write;
+    use std::path::Path;
 
     #[test]
     fn modules_import_only_existing_files() {
@@ -168,7 +173,10 @@ mod tests {
     fn replay_preloads_required_modules() {
         let modules = super::modules("replay/page.js");
         let has = |name: &str| modules.iter().any(|module| module.ends_with(name));
-        assert!(has("/replay/page.js") && has("/replay/rows.js") && has("/dom.js") && has("/shell.js"), "{modules:?}");
+        assert!(
+            has("/replay/page.js") && has("/replay/run-columns.js") && has("/dom.js") && has("/shell.js"),
+            "{modules:?}"
+        );
         assert!(!has("/replay/attention.js") && !has("/replay/live.js") && !has("/replay/fold.js"), "{modules:?}");
     }
 
@@ -191,12 +199,25 @@ mod tests {
 
     #[test]
     fn size_of_replay_scripts_is_limited() {
-        let names = Assets::iter().filter(|name| name.starts_with("replay/"));
-        let all: String = names.map(|name| without_comments(&super::text(&name))).collect();
+        let prefix = format!("/assets/{}/", super::version());
+        let preloaded: Vec<_> =
+            super::modules("replay/page.js").iter().map(|url| url.trim_start_matches(&prefix).to_owned()).collect();
+        let size = packed_size(&preloaded);
+        assert!(size <= 40 * 1024, "the modules that the page of a run loads first have {size} bytes compressed");
+        let later: Vec<_> = Assets::iter()
+            .map(std::borrow::Cow::into_owned)
+            .filter(|name| name.starts_with("replay/") && !preloaded.contains(name))
+            .collect();
+        let size = packed_size(&later);
+        assert!(size <= 22 * 1024, "the modules that the replay loads on demand have {size} bytes compressed");
+    }
+
+    /// Returns the size of scripts, as they are served and compressed together.
+    fn packed_size(names: &[String]) -> usize {
+        let all: String = names.iter().map(|name| without_comments(&super::text(name))).collect();
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         encoder.write_all(all.as_bytes()).unwrap();
-        let packed = encoder.finish().unwrap().len();
-        assert!(packed <= 48 * 1024, "the modules of the replay have {packed} bytes compressed");
+        encoder.finish().unwrap().len()
     }
 
     #[test]
@@ -205,7 +226,7 @@ mod tests {
         let read = |name: &str| Assets::get(&format!("{folder}/{name}")).unwrap();
         let manifest = String::from_utf8(read("VENDOR.toml").data.into_owned()).unwrap();
         let hash = read("codemirror.js").metadata.sha256_hash();
-        let hash = hash.iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
+        let hash = crate::events::hex(&hash);
         assert!(
             manifest.contains(&format!("sha256 = \"{hash}\"")),
             "codemirror.js differs from the hash in VENDOR.toml: {hash}"
@@ -214,9 +235,28 @@ mod tests {
     }
 
     #[test]
-    fn style_sheet_size_is_limited() {
-        let css = Assets::get("app.css").unwrap().data;
-        let packed = zstd::encode_all(&css[..], 12).unwrap();
-        assert!(packed.len() < 12 * 1024, "app.css is {} bytes packed", packed.len());
+    fn style_sheets_of_every_page_exist_and_have_a_limited_size() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("templates");
+        let sheets = |template: &Path| {
+            let html = std::fs::read_to_string(template).unwrap();
+            let links = html.split("<link rel=\"stylesheet\" href=\"{{ shell.assets }}/").skip(1);
+            links.map(|rest| super::text(rest.split('"').next().unwrap())).collect::<String>()
+        };
+        let shared = sheets(&folder.join("base.html"));
+        assert!(!shared.is_empty());
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let template = entry.unwrap().path();
+            if template.extension().is_some_and(|kind| kind == "html") {
+                let css = shared.clone() + &sheets(&template);
+                let size = zstd::encode_all(css.as_bytes(), 12).unwrap().len();
+                assert!(size < 11 * 1024, "{} has {size} bytes of style sheets, compressed", template.display());
+            }
+        }
+        let exported: String = super::super::export::STYLE_SHEETS.into_iter().map(super::text).collect();
+        assert_eq!(
+            exported,
+            shared + &sheets(&folder.join("replay.html")),
+            "an exported run has the style sheets of a replay"
+        );
     }
 }

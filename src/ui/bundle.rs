@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn modules_become_functions_in_the_order_of_their_imports() {
-        let script = script("replay/export.js");
+        let script = script("replay/exported-page.js");
         let at = |text: &str| script.find(text).unwrap_or_else(|| panic!("{text} is missing"));
         assert!(at("modules['dom.js'] = {") < at("modules['replay/run.js'] = { Run"));
         assert!(at("modules['replay/run.js'] = {") < at("modules['replay/replay.js'] = { Replay }"));
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn modules_use_only_known_forms_and_cannot_end_the_script() {
-        for name in dependency_order("replay/export.js") {
+        for name in dependency_order("replay/exported-page.js") {
             let text = assets::text(&name);
             assert!(!text.to_lowercase().contains("</script") && !text.contains("<!--"), "{name}");
             let exported = text.lines().filter_map(|line| line.strip_prefix("export "));

@@ -1,9 +1,9 @@
 //! Page that compares two runs: the server renders the differing settings, a script the differing tokens.
 
 use super::assets;
-use super::error::{self, show};
-use super::run::{RunPageView, short};
-use super::shell::Shell;
+use super::error;
+use super::run::{RunSummaryView, one_line};
+use super::shell::{Shell, render, short};
 use crate::events::Scope;
 use crate::server::{ApiError, App};
 use crate::store::RunSummary;
@@ -20,8 +20,8 @@ static MODULES: LazyLock<Vec<String>> = LazyLock::new(|| assets::modules("compar
 #[template(path = "compare.html")]
 struct ComparePage {
     shell: Shell,
-    a: RunPageView,
-    b: RunPageView,
+    a: RunSummaryView,
+    b: RunSummaryView,
     settings: Vec<Setting>,
     swap_href: String,
     /// URLs of the page's modules, for preloading.
@@ -60,7 +60,7 @@ pub(super) async fn page(
         Ok((app.find_run(&scope, &params.a).await?, app.find_run(&scope, &params.b).await?))
     };
     match both.await {
-        Ok((a, b)) => show(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),
+        Ok((a, b)) => render(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),
         Err(error) => error::render(&headers, &error),
     }
 }
@@ -71,8 +71,8 @@ impl ComparePage {
             shell: Shell::new(headers, "runs"),
             settings: settings(a, b),
             swap_href: format!("/compare?a={}&b={}", b.run_id, a.run_id),
-            a: RunPageView::new(a, ""),
-            b: RunPageView::new(b, ""),
+            a: RunSummaryView::new(a, ""),
+            b: RunSummaryView::new(b, ""),
             modules: MODULES.clone(),
             requests: [a, b].map(|run| format!("/api/v1/runs/{}/columns", run.run_id)),
         }
@@ -82,13 +82,13 @@ impl ComparePage {
 /// Returns the differing settings.
 fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
     let rows = |run: &RunSummary| {
-        let view = RunPageView::new(run, "");
+        let view = RunSummaryView::new(run, "");
         let number = |value: Option<i64>| value.map(|value| value.to_string()).unwrap_or_default();
         [
-            ("started", view.created_text.replace('\n', ", ")),
+            ("started", view.created.text.replace('\n', ", ")),
             ("model", view.model),
             ("surface", view.surface),
-            ("prompt", view.prompt),
+            ("prompt", one_line(&run.prompt_preview)),
             ("mods", run.mods.join(" → ")),
             ("temperature", run.temperature.map(|value| short(value).to_string()).unwrap_or_default()),
             ("seed", number(run.seed.map(i64::from))),
@@ -120,5 +120,11 @@ mod tests {
         let html = ComparePage::new(&a, &b, &HeaderMap::new()).render().unwrap();
         crate::ui::checks::page(&html);
         assert!(!html.contains("<y>"));
+    }
+
+    #[test]
+    fn request_ids_of_runs_without_prompt_text_are_no_difference() {
+        let run = |id: &str| RunSummary { request_id: id.into(), prompt_preview: String::new(), ..sample() };
+        assert_eq!(settings(&run("a"), &run("b")).len(), 0);
     }
 }

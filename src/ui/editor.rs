@@ -6,12 +6,12 @@
 mod templates;
 mod upload;
 mod versions;
+mod view;
 
-use super::error::{self, sentence, show};
-use super::mods::{Field, fields};
-use super::shell::{Shell, encoded, runs_href};
+use super::error::{self, sentence};
+use super::shell::{Shell, render};
 use crate::events::system;
-use crate::mods::{ModInfo, ModOrigin, ModSource};
+use crate::mods::{ModOrigin, ModSource};
 use crate::server::mods::{find_mod, register_upload, require_upload_rights, source_of, versions_of};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use askama::Template;
@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use templates::{ModTemplate, TEMPLATES};
 use upload::{EditorForm, stored_fields, upload_of};
-use versions::{VersionView, short_hash};
+use view::{SourceForm, StoredMod, mod_href};
 
 #[derive(Template)]
 #[template(path = "editor.html")]
@@ -31,58 +31,22 @@ struct EditorPage {
     shell: Shell,
     /// Nonce for style elements created by the editor.
     nonce: String,
-    /// Empty for a new mod.
-    name: String,
-    /// Default of the name field, if the mod can be saved under another name.
-    new_name: String,
-    description: String,
-    /// `built in`, `a file`, `uploaded`, `removed`.
-    origin: &'static str,
-    enabled: bool,
-    versions: Vec<VersionView>,
+    /// `None` for a new mod.
+    stored: Option<StoredMod>,
+    /// `None` for a mod without source.
+    editor: Option<SourceForm>,
     templates: Vec<TemplateView>,
-    /// The source, if it is a single text.
-    source: String,
-    has_source: bool,
-    /// The displayed version; empty for a new mod.
-    hash: String,
-    /// The version that runs use; empty for a new and for a deleted mod.
-    current: String,
-    /// First digits of the version.
-    short: String,
-    /// Path of the mod's page.
-    href: String,
-    is_current: bool,
-    files: Vec<FileView>,
-    may_save: bool,
-    /// True if the caller may disable and enable the mod.
-    may_switch: bool,
-    /// Other fields of the displayed version, as JSON.
-    previous: String,
-    /// Reason why the stored mod is not loaded.
-    load_problem: String,
-    /// Documentation of a built-in mod.
-    documentation: String,
-    fields: Vec<Field>,
-    /// Reason why the mod cannot be saved, with the remedy.
+    /// Reason why the mod cannot be saved, with the remedy; empty if it can.
     read_only_reason: String,
     /// Error of the last save, and Python's traceback.
     problem: String,
     traceback: String,
-    try_href: String,
-    runs_href: String,
 }
 
 struct TemplateView {
     description: &'static str,
     href: String,
     chosen: bool,
-}
-
-/// A file of a package.
-struct FileView {
-    path: String,
-    text: String,
 }
 
 /// Query parameters of the pages.
@@ -162,7 +126,7 @@ async fn save_as(
         Err(error) => Err(error),
     };
     let error = match saved {
-        Ok(saved) => return Redirect::to(&format!("/mods/{}", encoded(&saved.name))).into_response(),
+        Ok(saved) => return Redirect::to(&mod_href(&saved.name)).into_response(),
         Err(error) => error,
     };
     // The submitted text is kept in the editor.
@@ -175,14 +139,16 @@ async fn save_as(
     };
     match page {
         Ok(mut page) => {
-            page.source = source;
+            if let Some(editor) = &mut page.editor {
+                editor.source = source;
+                if !editor.new_name.is_empty() {
+                    editor.new_name = submitted.name;
+                }
+            }
             let detail = error.problem().detail;
             let (problem, traceback) = detail.split_once('\n').unwrap_or((&detail, ""));
             page.problem = format!("Not saved: {problem}");
             traceback.clone_into(&mut page.traceback);
-            if !page.new_name.is_empty() {
-                page.new_name = submitted.name;
-            }
             page.respond(error.kind().status())
         }
         Err(_) => error::render(headers, &error),
@@ -199,127 +165,78 @@ impl EditorPage {
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
         let list = versions_of(app, name.to_owned(), &caller.scope).await?;
-        let is_registered = app.registry().get(name).is_some();
+        let is_loaded = app.registry().get(name).is_some();
         let info = find_mod(app, name, &caller.scope).await?;
-        let current = list.current;
-        let stored = current.as_ref().unwrap_or(&list.versions[0].hash);
-        let hash = version.clone().or_else(|| (!is_registered).then(|| stored.clone()));
-        let source = match source_of(app, name, hash).await {
+        let newest = || list.current.as_ref().unwrap_or(&list.versions[0].hash).clone();
+        let displayed = version.clone().or_else(|| (!is_loaded).then(newest));
+        let source = match source_of(app, name, displayed).await {
             Ok(source) => Some(source),
             // Built-in mods have no source.
             Err(error) if version.is_none() && error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
         let hash = source.as_ref().map(ModSource::hash).unwrap_or_default();
-        let origin = info.as_ref().map(|info| info.current.origin);
-        let mut page = Self::empty(app, caller, headers);
-        page.is_current = current.as_ref() == Some(&hash);
-        page.versions =
-            list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
-        page.current = current.unwrap_or_default();
-        page.has_source = source.is_some();
-        match source {
-            Some(ModSource::Text(text)) => page.source = text,
-            Some(ModSource::Files(files)) => {
-                page.files = files.into_iter().map(|(path, text)| FileView { path, text }).collect();
-            }
-            None => page.forbid("Built-in mods are part of Thunder and cannot be changed."),
-        }
-        page.origin = match origin {
-            Some(ModOrigin::Builtin) => "built in",
-            Some(ModOrigin::File) => "a file",
-            Some(ModOrigin::Uploaded) => "uploaded",
-            None => "removed",
+        let read_only_reason = match source {
+            Some(_) => refusal(app, caller),
+            None => "Built-in mods are part of Thunder and cannot be changed.".to_owned(),
         };
-        if origin == Some(ModOrigin::File) {
-            page.new_name = format!("{name}-2");
-        }
-        page.enabled = info.as_ref().is_none_or(|info| info.enabled);
-        page.may_switch = info.is_some() && caller.rights.mods;
-        if let Some(ModInfo { description: known, problem, .. }) = info {
-            page.fields = fields(&known.schema);
-            (page.description, page.documentation) = (known.description, known.documentation);
-            if !is_registered {
-                let reason = problem.map(|problem| problem.message);
-                page.load_problem = reason
-                    .unwrap_or_else(|| "uploads of mods are disabled, or its import has not ended yet".to_owned());
+        let editor = match source {
+            Some(source) => {
+                let previous = stored_fields(app, name, &hash).await?.unwrap_or_default();
+                let is_file = info.as_ref().is_some_and(|info| info.current.origin == ModOrigin::File);
+                Some(SourceForm {
+                    new_name: if is_file { format!("{name}-2") } else { String::new() },
+                    hash: hash.clone(),
+                    current: list.current.clone().unwrap_or_default(),
+                    previous: Value::Object(previous).to_string(),
+                    ..SourceForm::new(mod_href(name), name, source)
+                })
             }
-        }
-        if let Some(previous) = stored_fields(app, name, &hash).await? {
-            page.previous = Value::Object(previous).to_string();
-        }
-        if is_registered {
-            page.try_href = format!("/playground?mod={}", encoded(name));
-        }
-        page.runs_href = runs_href(&format!("mod:{name}"));
-        page.href = format!("/mods/{}", encoded(name));
-        name.clone_into(&mut page.name);
-        page.short = short_hash(&hash);
-        page.hash = hash;
-        Ok(page)
+            None => None,
+        };
+        let stored = StoredMod::new(list, hash, info, is_loaded, caller);
+        Ok(Self::new(headers, Some(stored), editor, read_only_reason))
     }
 
     /// Returns the page of a new mod.
     fn for_new_mod(app: &App, caller: &Caller, template: Option<&str>, headers: &HeaderMap) -> Self {
         let chosen = ModTemplate::find(template);
-        let mut page = Self::empty(app, caller, headers);
-        page.new_name = format!("my-{}", chosen.name);
-        page.source = chosen.source_of(&page.new_name);
-        page.has_source = true;
-        page.templates = TEMPLATES
-            .iter()
-            .map(|template| TemplateView {
-                description: template.description,
-                href: format!("/mods/-new?template={}", template.name),
-                chosen: template.name == chosen.name,
-            })
-            .collect();
-        page
+        let new_name = format!("my-{}", chosen.name);
+        let source = ModSource::Text(chosen.source_of(&new_name));
+        let editor = SourceForm { new_name, ..SourceForm::new("/mods/-new".to_owned(), "", source) };
+        let templates = TEMPLATES.iter().map(|template| TemplateView {
+            description: template.description,
+            href: format!("/mods/-new?template={}", template.name),
+            chosen: template.name == chosen.name,
+        });
+        Self { templates: templates.collect(), ..Self::new(headers, None, Some(editor), refusal(app, caller)) }
     }
 
-    fn empty(app: &App, caller: &Caller, headers: &HeaderMap) -> Self {
-        let refused = require_upload_rights(app, caller).err();
+    fn new(
+        headers: &HeaderMap,
+        stored: Option<StoredMod>,
+        editor: Option<SourceForm>,
+        read_only_reason: String,
+    ) -> Self {
         Self {
             shell: Shell::new(headers, "mods"),
             nonce: format!("{:032x}", system::random::<u128>()),
-            name: String::new(),
-            new_name: String::new(),
-            description: String::new(),
-            origin: "",
-            enabled: true,
-            versions: Vec::new(),
+            stored,
+            editor,
             templates: Vec::new(),
-            source: String::new(),
-            has_source: false,
-            hash: String::new(),
-            current: String::new(),
-            short: String::new(),
-            href: "/mods/-new".to_owned(),
-            is_current: true,
-            files: Vec::new(),
-            may_save: refused.is_none(),
-            may_switch: false,
-            previous: "{}".to_owned(),
-            load_problem: String::new(),
-            documentation: String::new(),
-            fields: Vec::new(),
-            read_only_reason: refused.map(|error| sentence(&error.problem().detail)).unwrap_or_default(),
+            read_only_reason,
             problem: String::new(),
             traceback: String::new(),
-            try_href: String::new(),
-            runs_href: String::new(),
         }
     }
 
-    /// Prevents saving for every caller, for this reason.
-    fn forbid(&mut self, reason: &str) {
-        self.may_save = false;
-        reason.clone_into(&mut self.read_only_reason);
+    const fn may_save(&self) -> bool {
+        self.read_only_reason.is_empty()
     }
 
     /// Renders the page; the editor's style elements need the nonce.
     fn respond(&self, status: StatusCode) -> Response {
-        let mut response = show(status, self);
+        let mut response = render(status, self);
         let policy = format!("{}; style-src 'self' 'nonce-{}'", super::CONTENT_SECURITY_POLICY, self.nonce);
         if let Ok(policy) = HeaderValue::from_str(&policy) {
             response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
@@ -328,8 +245,14 @@ impl EditorPage {
     }
 }
 
+/// Returns the reason why the caller may not save mods; empty if it may.
+fn refusal(app: &App, caller: &Caller) -> String {
+    require_upload_rights(app, caller).err().map(|error| sentence(&error.problem().detail)).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
+    use super::view::FileView;
     use super::*;
     use crate::config::SecurityConfig;
     use crate::ui::checks;
@@ -344,9 +267,10 @@ mod tests {
                 Some(name),
                 &HeaderMap::new(),
             );
-            let function = page.new_name.replace('-', "_");
-            assert!(page.source.contains(&format!("def {function}(")), "{name}: {}", page.source);
             let html = page.render().unwrap();
+            let editor = page.editor.unwrap();
+            let function = editor.new_name.replace('-', "_");
+            assert!(editor.source.contains(&format!("def {function}(")), "{name}: {}", editor.source);
             checks::page(&html);
             assert!(html.contains("--allow-mod-upload"), "the remedy: {html}");
         }
@@ -360,14 +284,15 @@ mod tests {
             None,
             &HeaderMap::new(),
         );
-        page.source = "</textarea><script>alert(1)</script>".into();
         page.problem = "<b>SyntaxError".into();
-        page.files = vec![FileView { path: "<i>.py".into(), text: "<u>".into() }];
-        let html = page.render().unwrap();
-        checks::page(&html);
-        assert!(
-            !html.contains("<script>") && !html.contains("<b>Syn") && !html.contains("<i>") && !html.contains("<u>")
-        );
+        let files = vec![FileView { path: "<i>.py".into(), text: "<u>".into() }];
+        for files in [Vec::new(), files] {
+            let source = "</textarea><script>alert(1)</script>".into();
+            page.editor = page.editor.map(|editor| SourceForm { source, files, ..editor });
+            let html = page.render().unwrap();
+            checks::page(&html);
+            assert!(!["<script>", "<b>Syn", "<i>", "<u>"].iter().any(|markup| html.contains(markup)), "{html}");
+        }
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! The error page.
 
-use super::shell::Shell;
+use super::shell::{self, Shell};
 use crate::server::{ApiError, ErrorKind, base};
-use crate::store;
 use askama::Template;
-use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::response::{Html, IntoResponse, Response};
+use axum::http::{HeaderMap, Uri};
+use axum::response::Response;
 
 #[derive(Template)]
 #[template(path = "error.html")]
@@ -20,23 +19,15 @@ pub(super) struct ErrorPage {
     pub(super) refresh: String,
 }
 
-/// Renders a page; a template error is a bug and becomes a 500.
-pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
-    match page.render() {
-        Ok(html) => (status, Html(html)).into_response(),
-        Err(error) => ApiError::internal(format!("page rendering failed: {error}")).into_response(),
-    }
-}
-
 /// Renders an error as a page.
 pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
     let refresh = if error.kind() == ErrorKind::Unavailable { "3" } else { "" };
-    show(error.kind().status(), &page(headers, error, refresh.to_owned()))
+    shell::render(error.kind().status(), &page(headers, error, refresh.to_owned()))
 }
 
 /// Renders an error as a page that redirects to `href` after a second.
 pub(super) fn render_and_retry(headers: &HeaderMap, error: &ApiError, href: &str) -> Response {
-    show(error.kind().status(), &page(headers, error, format!("1; url={}{href}", base(headers))))
+    shell::render(error.kind().status(), &page(headers, error, format!("1; url={}{href}", base(headers))))
 }
 
 fn page(headers: &HeaderMap, error: &ApiError, refresh: String) -> ErrorPage {
@@ -55,15 +46,6 @@ fn page(headers: &HeaderMap, error: &ApiError, refresh: String) -> ErrorPage {
 /// Renders the 404 page.
 pub(super) fn not_found(headers: &HeaderMap, uri: &Uri) -> Response {
     render(headers, &ApiError::not_found("page", uri.path()))
-}
-
-/// Converts a store error for a page.
-pub(super) fn failed(error: store::Error) -> ApiError {
-    match error {
-        store::Error::Unavailable(_) => ApiError::unavailable(error.to_string()),
-        store::Error::BadFilter(bad) => ApiError::bad_request(bad.to_string()).did_you_mean(bad.did_you_mean),
-        other => ApiError::internal(other),
-    }
 }
 
 /// Converts an error text to a sentence: capital letter and full stop.

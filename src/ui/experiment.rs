@@ -1,9 +1,8 @@
 //! The page of an experiment: progress, means by mods and parameters, and the cells with links to their runs.
 
-use super::error::{self, show};
+use super::error;
 use super::experiments::{ExperimentView, number};
-use super::run::short;
-use super::shell::{Shell, runs_href};
+use super::shell::{Shell, render, runs_href, short};
 use crate::events::Scope;
 use crate::server::experiments::{CellCounts, ExperimentSummary, Grid, VariantSummary};
 use crate::server::{ApiError, App, base};
@@ -132,9 +131,9 @@ pub(super) async fn page(
         Err(error) => return error::render(&headers, &error),
     };
     if headers.contains_key("x-fragment") {
-        return show(StatusCode::OK, &Fragment { grid });
+        return render(StatusCode::OK, &Fragment { grid });
     }
-    show(StatusCode::OK, &ExperimentPage { shell: Shell::new(&headers, "experiments"), grid })
+    render(StatusCode::OK, &ExperimentPage { shell: Shell::new(&headers, "experiments"), grid })
 }
 
 async fn load(app: &App, scope: &Scope, id: &str, from: i32, base: &str) -> Result<GridView, ApiError> {
@@ -142,15 +141,15 @@ async fn load(app: &App, scope: &Scope, id: &str, from: i32, base: &str) -> Resu
     let experiment_id: Uuid = id.parse().map_err(|_| unknown())?;
     let store = app.store()?;
     let active = app.experiments().ids();
-    let found = store.experiment(scope, experiment_id).await.map_err(error::failed)?;
+    let found = store.experiment(scope, experiment_id).await?;
     let mut experiment = found.ok_or_else(unknown)?;
     app.experiments().update_state(&active, store.server_id(), &mut experiment);
     let definition: Definition = serde_json::from_str(&experiment.definition).map_err(ApiError::internal)?;
     // A position after the last cell selects the last page.
     let from = from.clamp(0, (experiment.cells - 1).max(0)) / PAGE_SIZE * PAGE_SIZE;
     let range = from..experiment.cells.min(from + PAGE_SIZE);
-    let cells = store.cells(scope, experiment_id, range).await.map_err(error::failed)?;
-    let outcomes = store.cell_outcomes(scope, experiment_id).await.map_err(error::failed)?;
+    let cells = store.cells(scope, experiment_id, range).await?;
+    let outcomes = store.cell_outcomes(scope, experiment_id).await?;
     Ok(GridView::new(&experiment, &definition, cells, &outcomes, from, base))
 }
 

@@ -1,7 +1,6 @@
 //! The form that starts an experiment.
 
-use super::error::show;
-use super::shell::{Shell, curl_post, encoded, key_variable};
+use super::shell::{Shell, curl_post, encoded, key_variable, render};
 use crate::config::SecurityConfig;
 use crate::mods::ModDescription;
 use crate::server::mods::require_upload_rights;
@@ -49,7 +48,7 @@ pub(super) async fn page(State(app): State<App>, caller: Caller, headers: Header
     let models = entries.into_iter().map(|entry| entry.name).collect();
     let refused = require_upload_rights(&app, &caller).err().map(|error| error.problem().detail);
     let (credentials, mods) = (app.credentials(), app.registry().list());
-    show(StatusCode::OK, &FormPage::new(&headers, &credentials.security, mods, models, refused.unwrap_or_default()))
+    render(StatusCode::OK, &FormPage::new(&headers, &credentials.security, mods, models, refused.unwrap_or_default()))
 }
 
 impl FormPage {

@@ -1,7 +1,7 @@
 //! The list of experiments.
 
-use super::error::{self, show};
-use super::shell::{Shell, format_timestamp, machine_time};
+use super::error;
+use super::shell::{Shell, TimeView, render};
 use crate::events::Scope;
 use crate::server::{ApiError, App};
 use crate::store::{Experiment, ExperimentState, MAX_LISTED_EXPERIMENTS};
@@ -28,8 +28,7 @@ pub(super) struct ExperimentView {
     pub(super) cells: i32,
     pub(super) ended: i64,
     pub(super) score: String,
-    pub(super) created_at: String,
-    pub(super) created_text: String,
+    pub(super) created: TimeView,
 }
 
 impl From<&Experiment> for ExperimentView {
@@ -42,8 +41,7 @@ impl From<&Experiment> for ExperimentView {
             cells: experiment.cells,
             ended: experiment.ended,
             score: experiment.mean_score.map(number).unwrap_or_default(),
-            created_at: machine_time(experiment.created_at),
-            created_text: format_timestamp(experiment.created_at),
+            created: experiment.created_at.into(),
         }
     }
 }
@@ -65,7 +63,7 @@ pub(super) fn number(value: f64) -> String {
 /// `GET /experiments`: renders the list.
 pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMap) -> Response {
     match experiments(&app, &scope).await {
-        Ok(found) => show(StatusCode::OK, &ExperimentsPage::new(&headers, &found)),
+        Ok(found) => render(StatusCode::OK, &ExperimentsPage::new(&headers, &found)),
         Err(error) => error::render(&headers, &error),
     }
 }
@@ -73,7 +71,7 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
 async fn experiments(app: &App, scope: &Scope) -> Result<Vec<Experiment>, ApiError> {
     let store = app.store()?;
     let active = app.experiments().ids();
-    let mut found = store.experiments(scope).await.map_err(error::failed)?;
+    let mut found = store.experiments(scope).await?;
     found.iter_mut().for_each(|experiment| app.experiments().update_state(&active, store.server_id(), experiment));
     Ok(found)
 }

@@ -3,8 +3,7 @@
 //! Text of the run reaches the page in two ways: escaped by the template, and as base64 of compressed JSON, which scripts
 //! insert as text nodes. The policy of the page admits only its own script and style sheet, by their hashes.
 
-use super::replay::Pane;
-use super::run::{Banner, RunPageView, banners};
+use super::run::{Banner, Pane, RunSummaryView, banners};
 use super::{assets, bundle, error};
 use crate::events::{RunId, Scope};
 use crate::server::{ApiError, App};
@@ -21,10 +20,13 @@ use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
 use std::io::Write;
 
+/// The style sheets of an exported run, in their order.
+pub(super) const STYLE_SHEETS: [&str; 4] = ["base.css", "parts.css", "replay.css", "panel.css"];
+
 #[derive(Template)]
 #[template(path = "export.html")]
 struct ExportPage {
-    run: RunPageView,
+    run: RunSummaryView,
     banners: Vec<Banner>,
     pane: Pane,
     policy: String,
@@ -43,14 +45,14 @@ async fn file(app: &App, scope: &Scope, id: &str) -> Result<Response, ApiError> 
     let run = app.find_run(scope, id).await?;
     let lines = lines(app, scope, run.run_id).await?;
     let html = tokio::task::spawn_blocking(move || {
-        let (style, script) = (assets::text("app.css"), bundle::script("replay/export.js"));
+        let (style, script) = (STYLE_SHEETS.map(assets::text).concat(), bundle::script("replay/exported-page.js"));
         let policy = format!(
             "default-src 'none'; script-src '{}'; style-src '{}'; img-src data:; base-uri 'none'; form-action 'none'",
             hash(&script),
             hash(&style)
         );
-        let view = RunPageView::new(&run, "");
-        let pane = Pane { run_id: view.id.clone(), status: view.status, ..Pane::idle() };
+        let view = RunSummaryView::new(&run, "");
+        let pane = Pane { run_id: view.id.clone(), status: view.status, ..Pane::default() };
         let items = STANDARD.encode(compress(&lines)?);
         let page = ExportPage { banners: banners(&run), run: view, pane, policy, style, script, items };
         page.render().map_err(ApiError::internal)

@@ -16,13 +16,8 @@ mod experiment;
 mod experiment_form;
 mod experiments;
 mod export;
-mod feedback;
 mod mods;
-mod notes;
 mod playground;
-mod replay;
-mod replay_text;
-mod reported;
 mod run;
 mod runs;
 mod shell;
@@ -60,10 +55,10 @@ fn router(openapi: Bytes) -> Router<App> {
     Router::new()
         .route("/", get(runs::start))
         .route("/runs", get(runs::page))
-        .route("/runs/{id}", get(replay::page))
+        .route("/runs/{id}", get(run::page))
         .route("/runs/{id}/export.html", get(export::page))
-        .route("/runs/{id}/older", get(replay::older))
-        .route("/runs/{id}/newer", get(replay::newer))
+        .route("/runs/{id}/older", get(run::older))
+        .route("/runs/{id}/newer", get(run::newer))
         .route("/compare", get(compare::page))
         .route("/playground", get(playground::page))
         .route("/stats", get(stats::page))

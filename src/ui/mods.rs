@@ -1,14 +1,12 @@
 //! The list of mods: versions, origin, cost and problems.
 
-use super::error::show;
-use super::shell::{Shell, encoded, machine_time, runs_href};
+use super::shell::{Shell, TimeView, duration, encoded, render, runs_href};
 use crate::mods::{ModInfo, ModOrigin, ModProblem};
 use crate::server::{App, Caller};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 #[derive(Template)]
@@ -33,7 +31,7 @@ struct ModRow {
     hash: String,
     earlier: usize,
     from: String,
-    at: Option<Timestamp>,
+    at: Option<TimeView>,
     enabled: bool,
     calls: String,
     failures: u64,
@@ -70,25 +68,13 @@ struct ProblemView {
     file: String,
     message: String,
     traceback: String,
-    at: Timestamp,
-}
-
-/// A time for machines and for people.
-struct Timestamp {
-    machine: String,
-    text: String,
-}
-
-impl Timestamp {
-    fn new(at: DateTime<Utc>) -> Self {
-        Self { machine: machine_time(at), text: at.format("%-d %b %Y, %H:%M:%S UTC").to_string() }
-    }
+    at: TimeView,
 }
 
 /// `GET /mods`: renders the list.
 pub(super) async fn page(State(app): State<App>, caller: Caller, headers: HeaderMap) -> Response {
-    let (mods, problems) = (app.registry().list_info_for(&caller.scope), app.registry().problems());
-    show(StatusCode::OK, &ModsPage::new(&headers, mods, problems, caller.rights.mods))
+    let (mods, problems) = (app.registry().list_info(Some(&caller.scope)), app.registry().problems());
+    render(StatusCode::OK, &ModsPage::new(&headers, mods, problems, caller.rights.mods))
 }
 
 impl ModsPage {
@@ -120,7 +106,7 @@ impl From<ModInfo> for ModRow {
                 ModOrigin::Uploaded if by.is_empty() => "uploaded".to_owned(),
                 ModOrigin::Uploaded => format!("uploaded by {by}"),
             },
-            at: current.registered_at.map(Timestamp::new),
+            at: current.registered_at.map(TimeView::from),
             name: description.name,
             description: description.description,
             version: description.version,
@@ -129,7 +115,7 @@ impl From<ModInfo> for ModRow {
             enabled,
             calls: stats.calls.to_string(),
             failures: stats.failures,
-            mean: stats.mean_us.map(cost).unwrap_or_default(),
+            mean: stats.mean_us.map(duration).unwrap_or_default(),
             failure_href: failure.as_ref().map(|failure| format!("/runs/{}", failure.run_id)).unwrap_or_default(),
             last_failure: failure.map(|failure| failure.message).unwrap_or_default(),
         }
@@ -142,17 +128,8 @@ impl From<ModProblem> for ProblemView {
             file: problem.file,
             message: problem.message,
             traceback: problem.traceback.unwrap_or_default(),
-            at: Timestamp::new(problem.at),
+            at: TimeView::from(problem.at),
         }
-    }
-}
-
-/// Returns the mean duration of a call with its unit.
-fn cost(us: f64) -> String {
-    match us {
-        us if us < 10.0 => format!("{us:.1} µs"),
-        us if us < 1000.0 => format!("{us:.0} µs"),
-        us => format!("{:.1} ms", us / 1000.0),
     }
 }
 
@@ -164,7 +141,7 @@ mod tests {
 
     #[test]
     fn mods_and_load_errors_are_listed() {
-        let mut shown = ModRegistry::with_builtin().list_info();
+        let mut shown = ModRegistry::with_builtin().list_info(None);
         let last = shown.len() - 1;
         shown[last].description.name = "<i>".into();
         shown[last].stats = CallStats {

@@ -1,9 +1,8 @@
 //! The playground: a form for the public API next to the replay of the started run.
 
 use super::assets;
-use super::error::show;
-use super::replay::Pane;
-use super::shell::{Shell, curl_chat, key_variable};
+use super::run::Pane;
+use super::shell::{Shell, curl_chat, key_variable, render};
 use super::steering::control_vectors;
 use crate::events::Scope;
 use crate::mods::ModDescription;
@@ -101,10 +100,10 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         key_variable: key_variable(&credentials.security),
         curl_chat: curl_chat(&headers, &credentials.security, models.first().map(|entry| entry.name.as_str())),
-        pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
+        pane: Pane { modules: MODULES.clone(), ..Pane::default() },
         is_empty,
     };
-    show(StatusCode::OK, &page)
+    render(StatusCode::OK, &page)
 }
 
 fn encoder_sentence(model: &str) -> String {
@@ -143,7 +142,7 @@ mod tests {
             mods: vec![known.into()],
             key_variable: "THUNDER_API_KEY",
             curl_chat: String::new(),
-            pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
+            pane: Pane { modules: MODULES.clone(), ..Pane::default() },
             is_empty: true,
         };
         let html = page.render().unwrap();

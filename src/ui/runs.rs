@@ -1,8 +1,8 @@
 //! The list of runs, with its filter.
 
-use super::error::{self, show};
-use super::run::RunPageView;
-use super::shell::{Shell, curl_chat, curl_post, encoded, key_variable, runs_href};
+use super::error;
+use super::run::RunSummaryView;
+use super::shell::{Shell, curl_chat, curl_post, encoded, key_variable, render, runs_href};
 use crate::config::SecurityConfig;
 use crate::events::{RunId, Scope};
 use crate::server::base;
@@ -11,7 +11,7 @@ use crate::store::{BadFilter, Error, RunPage, RunQuery, RunSummary, SavedFilter}
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::{Redirect, Response};
 use serde::Deserialize;
 use std::collections::HashMap;
 
@@ -48,7 +48,7 @@ struct List {
     filter_error: FilterErrorView,
     /// `rows`, `empty` (no runs at all), `no-match`, or "" if the filter is invalid.
     state: &'static str,
-    runs: Vec<RunPageView>,
+    runs: Vec<RunSummaryView>,
     /// The terms of a filter without results, if there is more than one.
     terms: Vec<TermView>,
     newest_href: String,
@@ -156,18 +156,18 @@ pub(super) async fn page(
     let found = match store.runs(&caller.scope, &query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
-        Err(error) => return error::render(&headers, &error::failed(error)),
+        Err(error) => return error::render(&headers, &error.into()),
     };
     let status = if found.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
     let list = List::new(q, params.before.is_some(), found, &headers, &app.credentials().security);
     if headers.contains_key("x-fragment") {
-        return show(status, &Fragment { list });
+        return render(status, &Fragment { list });
     }
     // The list is useful without them.
     let saved = store.saved_filters(caller.tenant.as_ref()).await.unwrap_or_default();
     let saved = saved_views(saved, &list.q);
     let page = RunsPage { shell: Shell::new(&headers, "runs"), views: views(&list.q), saved, list };
-    show(status, &page).into_response()
+    render(status, &page)
 }
 
 fn views(q: &str) -> Vec<View> {
@@ -220,7 +220,7 @@ fn term_views(q: &str) -> Vec<TermView> {
 
 /// Returns the runs of a page with those of a family together, at the place of its newest run: the original first, if the
 /// page has it, then its forks.
-fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunPageView> {
+fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunSummaryView> {
     let parents: HashMap<RunId, RunId> =
         runs.iter().filter_map(|run| Some((run.run_id, run.parent.as_ref()?.run_id))).collect();
     let origin = |run: RunId| std::iter::successors(Some(run), |run| parents.get(run).copied()).last().unwrap_or(run);
@@ -238,7 +238,7 @@ fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunPageView> {
         members.sort_by_key(|run| run.run_id != origin);
         members.into_iter().enumerate()
     });
-    members.map(|(at, run)| RunPageView { is_branch: at > 0, ..RunPageView::new(run, q) }).collect()
+    members.map(|(at, run)| RunSummaryView { is_branch: at > 0, ..RunSummaryView::new(run, q) }).collect()
 }
 
 /// Returns the variable of the environment with the key that permits sending traces; empty if none is needed.

@@ -2,8 +2,10 @@
 
 use super::assets;
 use crate::config::SecurityConfig;
-use crate::server::base;
-use axum::http::{HeaderMap, header};
+use crate::server::{ApiError, base};
+use askama::Template;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use std::fmt::Write as _;
 
@@ -23,6 +25,14 @@ impl Shell {
     pub(super) fn new(headers: &HeaderMap, page: &'static str) -> Self {
         let base = base(headers).to_owned();
         Self { theme: theme(headers), assets: format!("{base}/assets/{}", assets::version()), base, page }
+    }
+}
+
+/// Renders a page; a template error is a bug and becomes a 500.
+pub(super) fn render(status: StatusCode, page: &impl Template) -> Response {
+    match page.render() {
+        Ok(html) => (status, Html(html)).into_response(),
+        Err(error) => ApiError::internal(format!("page rendering failed: {error}")).into_response(),
     }
 }
 
@@ -56,14 +66,36 @@ pub(super) fn runs_href(q: &str) -> String {
     if q.is_empty() { "/runs".to_owned() } else { format!("/runs?q={}", encoded(q)) }
 }
 
-/// Formats a time on two lines for browsers without JavaScript; scripts convert it to the local time zone.
-pub(super) fn format_timestamp(at: DateTime<Utc>) -> String {
-    at.format("%H:%M:%S UTC\n%-d %b %Y").to_string()
+/// A time for machines and for people.
+pub(super) struct TimeView {
+    pub(super) machine: String,
+    /// On two lines, for browsers without JavaScript; scripts convert it to the local time zone.
+    pub(super) text: String,
 }
 
-/// Formats a time for machines.
-pub(super) fn machine_time(at: DateTime<Utc>) -> String {
-    at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
+impl From<DateTime<Utc>> for TimeView {
+    fn from(at: DateTime<Utc>) -> Self {
+        Self {
+            machine: at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true),
+            text: at.format("%H:%M:%S UTC\n%-d %b %Y").to_string(),
+        }
+    }
+}
+
+/// Formats a duration in microseconds.
+pub(super) fn duration(us: f64) -> String {
+    match us {
+        _ if us >= 1e6 => format!("{:.1} s", us / 1e6),
+        _ if us >= 1e4 => format!("{:.0} ms", us / 1e3),
+        _ if us >= 1e3 => format!("{:.1} ms", us / 1e3),
+        _ if us >= 10.0 => format!("{us:.0} µs"),
+        _ => format!("{us:.1} µs"),
+    }
+}
+
+/// Removes the digits added by the conversion of an `f32`.
+pub(super) fn short(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
 }
 
 /// Returns the server's origin as seen by the client.
@@ -98,7 +130,7 @@ pub(super) fn curl_chat(headers: &HeaderMap, security: &SecurityConfig, model: O
 
 #[cfg(test)]
 mod tests {
-    use super::{Shell, curl_chat, encoded, origin};
+    use super::{Shell, curl_chat, duration, encoded, origin};
     use crate::config::{KeyHash, SecurityConfig};
     use axum::http::HeaderMap;
 
@@ -118,6 +150,12 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("host", "thunder.test:8080".parse().unwrap());
         assert_eq!(origin(&headers), "http://thunder.test:8080");
+    }
+
+    #[test]
+    fn durations_have_the_unit_of_their_size() {
+        let texts = [0.0, 2.5, 250.0, 1_250.0, 99_600.0, 9_999_000.0, 12_345_000.0].map(duration);
+        assert_eq!(texts, ["0.0 µs", "2.5 µs", "250 µs", "1.2 ms", "100 ms", "10.0 s", "12.3 s"]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 mod calls;
 
-use super::error::{self, show};
-use super::shell::{Shell, encoded, runs_href};
+use super::error;
+use super::shell::{Shell, encoded, render, runs_href};
 use crate::config::SecurityConfig;
 use crate::events::{Scope, system};
 use crate::server::App;
@@ -144,7 +144,7 @@ pub(super) async fn page(
     match store.statistics(&scope, &query, now.date_naive()).await {
         Ok(statistics) => {
             let credentials = app.credentials();
-            show(StatusCode::OK, &StatsPage::new(&headers, &credentials.security, &query, days, &statistics, now))
+            render(StatusCode::OK, &StatsPage::new(&headers, &credentials.security, &query, days, &statistics, now))
         }
         Err(error) => error::render(&headers, &error.into()),
     }

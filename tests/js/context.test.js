@@ -2,8 +2,8 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { RunState } from '../../src/ui/assets/replay/fold.js';
-import { NEVER } from '../../src/ui/assets/replay/rows.js';
+import { Fold } from '../../src/ui/assets/replay/fold.js';
+import { NEVER } from '../../src/ui/assets/replay/run-columns.js';
 import { Run } from '../../src/ui/assets/replay/run.js';
 
 // Rows 0 to 3 are the prompt, 4 to 8 the tokens " a0" to " a4", and 9 and 10 forced tokens.
@@ -37,7 +37,7 @@ test('evicted tokens leave the context of a stored run but not its text', () => 
 });
 
 test('the context of a live run follows its events', () => {
-  const run = new Run(new RunState());
+  const run = new Run(new Fold());
   for (const item of items) {
     run.apply(item);
     if (item.kind === 'event') assert.deepEqual(run.context(item.sequence_order), CONTEXTS[item.sequence_order]);
@@ -61,7 +61,7 @@ test('evictions are read without the context of the whole run for each', () => {
 });
 
 test('a context begins after a prompt whose tokens are unknown', () => {
-  const run = new Run(new RunState());
+  const run = new Run(new Fold());
   run.apply({ kind: 'event', event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 2 });
   run.apply({ kind: 'event', event_type: 'Added', step: 1, sequence_order: 1, added_tokens: [5, 6] });
   assert.deepEqual(run.context(1), [, , 0, 1]);

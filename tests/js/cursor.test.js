@@ -1,10 +1,8 @@
-// The cursor of the replay, and the stream of a live run.
+// The cursor of the replay.
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { Cursor } from '../../src/ui/assets/replay/cursor.js';
-import { followRun } from '../../src/ui/assets/replay/live.js';
 import { eventOf } from '../../src/ui/assets/replay/moves.js';
-import { SseParser } from '../../src/ui/assets/sse.js';
 
 /** A run whose rows are added by these events; the first `promptLength` rows are its prompt. */
 function runOf(types, addedAt, { promptLength = 1, removed = [] } = {}) {
@@ -61,35 +59,3 @@ test('place is an event, or a token of the answer', () => {
   assert.deepEqual([{ event: 5 }, { token: 1 }, { token: 2 }, { token: 0 }, { token: 50 }].map((place) => eventOf(place, run)), [5, 6, 8, 6, 8]);
   assert.equal(eventOf({ token: 1 }, runOf([], [])), 0);
 });
-
-for (const isClosed of [false, true]) {
-  test(`${isClosed ? 'closed replay gets no' : 'replay gets the'} items that its stream has already received`, async (t) => {
-    t.mock.timers.enable({ apis: ['setTimeout'] });
-    const parse = t.mock.method(SseParser.prototype, 'push');
-    const encoder = new TextEncoder();
-    let body;
-    const stream = new ReadableStream({ start: (controller) => { body = controller; } });
-    t.mock.method(globalThis, 'fetch', async () => new Response(stream));
-    let sent = 0;
-    /** Sends an event, and waits until it is processed. */
-    const send = async (event, data) => {
-      body.enqueue(encoder.encode(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`));
-      sent += 1;
-      while (parse.mock.callCount() < sent) await new Promise(setImmediate);
-    };
-    const page = new AbortController();
-    const received = [];
-    const item = (index) => ({ kind: 'mod_call', index });
-    followRun('a', { signal: page.signal, onState() {}, onItems: (items) => received.push(...items), onEnd: () => received.push('end') });
-    await send('item', item(0));
-    assert.deepEqual(received, [item(0)]);
-    // These are delivered with a delay, which the replay does not wait for.
-    await send('item', item(1));
-    await send('item', item(2));
-    assert.deepEqual(received, [item(0)]);
-    if (isClosed) page.abort();
-    t.mock.timers.tick(50);
-    await send('end', {});
-    assert.deepEqual(received, isClosed ? [item(0)] : [item(0), item(1), item(2), 'end']);
-  });
-}

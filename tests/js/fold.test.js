@@ -2,8 +2,8 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync, readdirSync } from 'node:fs';
-import { RunState } from '../../src/ui/assets/replay/fold.js';
-import { NEVER } from '../../src/ui/assets/replay/rows.js';
+import { Fold } from '../../src/ui/assets/replay/fold.js';
+import { NEVER } from '../../src/ui/assets/replay/run-columns.js';
 import { parseColumns } from '../../src/ui/assets/replay/columns.js';
 
 const folder = new URL('../../fixtures/folds/', import.meta.url);
@@ -48,7 +48,7 @@ const notStored = { counters: null, answer: null };
 for (const name of fixtures) {
   test(`fixture ${name}`, () => {
     const { items, expected, columns } = read(name);
-    const state = new RunState();
+    const state = new Fold();
     items.forEach((item) => state.apply(item));
     assert.deepEqual(expectation(state), expected);
 
@@ -72,14 +72,14 @@ function itemsOf({ events, mod_calls: calls, actions }) {
 test('traces of Quote fold to their final text', () => {
   const documents = JSON.parse(readFileSync(new URL('../quote_traces.json', folder), 'utf8'));
   for (const document of documents) {
-    const state = new RunState();
+    const state = new Fold();
     itemsOf(document).forEach((item) => state.apply(item));
     assert.equal(state.answer, document.request.final_text, document.request.request_id);
   }
 });
 
 test('columns of 200 000 tokens grow in place', () => {
-  const state = new RunState();
+  const state = new Fold();
   let copies = 0;
   let held = state.token;
   for (let seq = 0; seq < 200_000; seq += 1) {

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { cellAfterKey } from '../../src/ui/assets/replay/grid.js';
 import { bucketOfStatistic, describe } from '../../src/ui/assets/replay/heads.js';
-import { viewQuery } from '../../src/ui/assets/replay/attention.js';
+import { viewQuery } from '../../src/ui/assets/replay/attention-requests.js';
 
 const head = { layer: 3, head: 5, entropy: 2, sink_mass: 0.5, peak: 0.25, peak_position: 7 };
 
@@ -28,7 +28,7 @@ test('views name layer and head in the API', () => {
 });
 
 test('neighboring buckets of the shading can be told apart in both themes', () => {
-  const css = readFileSync(new URL('../../src/ui/assets/app.css', import.meta.url), 'utf8');
+  const css = readFileSync(new URL('../../src/ui/assets/base.css', import.meta.url), 'utf8');
   const pairs = Array.from({ length: 8 }, (_, b) => css.match(new RegExp(`--b${b}: light-dark\\((#\\w{6}), (#\\w{6})\\)`)).slice(1));
   for (const [theme, minDistance] of [[0, 0.03], [1, 0.038]]) {
     for (let b = 1; b < 8; b += 1) {

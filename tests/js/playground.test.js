@@ -1,7 +1,7 @@
 // Modules of the playground that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { NextToken } from '../../src/ui/assets/next-token.js';
+import { NextToken } from '../../src/ui/assets/playground/next-token.js';
 import { formOfRun } from '../../src/ui/assets/playground/form-of-run.js';
 import { Generation } from '../../src/ui/assets/playground/generation.js';
 import { loadForm, storeForm } from '../../src/ui/assets/playground/stored-form.js';

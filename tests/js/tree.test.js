@@ -1,17 +1,17 @@
 // The family of a run: order, descriptions, statistics.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { NEVER } from '../../src/ui/assets/replay/rows.js';
-import { changeOf, neighbor, order, rowsSince, statistics } from '../../src/ui/assets/replay/tree.js';
+import { NEVER } from '../../src/ui/assets/replay/run-columns.js';
+import { changeOf, neighbor, rowsSince, sortFamily, statistics } from '../../src/ui/assets/replay/tree.js';
 
 const fork = (run_id, parent, change = {}, more = {}) => ({ run_id, parent: parent && { run_id: parent, step: 3, sequence_order: 7, change }, ...more });
 
 test('family is ordered depth first, and forks of a missing run have depth 0', () => {
   const members = [fork('a'), fork('b', 'a'), fork('c', 'a'), fork('d', 'b'), fork('e', 'missing')];
-  assert.deepEqual(order(members).map((m) => [m.run_id, m.depth]), [['a', 0], ['b', 1], ['d', 2], ['c', 1], ['e', 0]]);
-  assert.equal(neighbor(order(members), 'd', 1), 'c');
-  assert.equal(neighbor(order(members), 'a', -1), 'e');
-  assert.equal(neighbor(order([members[0]]), 'a', 1), null);
+  assert.deepEqual(sortFamily(members).map((m) => [m.run_id, m.depth]), [['a', 0], ['b', 1], ['d', 2], ['c', 1], ['e', 0]]);
+  assert.equal(neighbor(sortFamily(members), 'd', 1), 'c');
+  assert.equal(neighbor(sortFamily(members), 'a', -1), 'e');
+  assert.equal(neighbor(sortFamily([members[0]]), 'a', 1), null);
 });
 
 test('change of a fork is described by text, sampling, mods, steering and seed', () => {

@@ -3,15 +3,17 @@
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
 import { Alignment, Coalescer, numberTokens } from './diff.js';
 import { candidatesByStep, divergence, settingsDifferences } from './divergence.js';
-import { base, fact, fetchApi, h, nextFrame, palette, prepareCanvas, scheduleDrawing } from './dom.js';
+import { base, fetchApi, runPath } from './api.js';
+import { palette, prepareCanvas, scheduleDrawing } from './canvas.js';
+import { fact, h, nextFrame } from './dom.js';
 import { listenForShortcuts } from './keys.js';
-import { candidateTable } from './replay/candidates.js';
+import { explainCandidates } from './replay/candidates.js';
 import { surprise } from './replay/color.js';
 import { Events } from './replay/events.js';
 import { probabilityCell } from './replay/funnel.js';
 import { displayText } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
-import { changeOf, order } from './replay/tree.js';
+import { changeOf, sortFamily } from './replay/tree.js';
 
 const root = document.querySelector('[data-compare]');
 const textBox = document.querySelector('[data-diff]');
@@ -29,8 +31,7 @@ const TASK_MS = 16;
 const EVENTS_PER_REQUEST = 6000;
 /** Loads one side: a run, and the rows of its final answer. */
 async function loadSide(id) {
-  const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
-  const run = Run.stored(await response.arrayBuffer());
+  const run = await Run.load(id);
   return { id, run, rows: run.answer(), events: new Events(id) };
 }
 
@@ -150,14 +151,14 @@ async function loadCandidates(indexOfA, indexOfB) {
 
 /**
  * Returns the recorded candidates of the token at an index of a side's answer: `{id, run, row, …}` with the fields of
- * `candidateTable`. `row` is null if the answer has no such token.
+ * `explainCandidates`. `row` is null if the answer has no such token.
  */
 async function loadStep({ id, run, rows, events }, index) {
   const row = index === null ? undefined : rows[index];
   if (row === undefined) return { id, row: null, rows: [] };
   const [first, ...rest] = run.stepEvents(run.addedAt(row));
   const entries = await events.get(first, rest.at(-1) ?? first);
-  return { id, run, row, ...candidateTable(entries) };
+  return { id, run, row, ...explainCandidates(entries) };
 }
 
 /** Returns a function from the index of a token in a side's answer to the model's candidates for it. */
@@ -165,7 +166,7 @@ async function loadAllCandidates({ id, run, rows }) {
   const alternatives = [];
   for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) {
     const query = new URLSearchParams({ from, to: from + EVENTS_PER_REQUEST });
-    const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?${query}`);
+    const response = await fetchApi(`${runPath(id)}/alternatives?${query}`);
     alternatives.push(...(await response.json()).alternatives);
   }
   const byStep = candidatesByStep(alternatives);
@@ -214,10 +215,10 @@ async function showSettings() {
 /** Shows links that compare A with the runs of its family, and with the other runs that were selected in the list (`?with=`). */
 async function showLinks() {
   const [a, b] = sides.map(({ id }) => id);
-  const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(a)}/family`)).json();
+  const family = await (await fetchApi(`${runPath(a)}/family`)).json();
   const selected = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
   const unrelated = selected.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }));
-  const others = [...order(family.runs), ...unrelated].filter((m) => m.run_id !== a);
+  const others = [...sortFamily(family.runs), ...unrelated].filter((m) => m.run_id !== a);
   if (others.length < 2) return;
   const selection = selected.length ? { with: [...new Set([...selected, b])].join(',') } : {};
   const link = (m) => h('a', { class: 'button', 'aria-current': m.run_id === b ? 'true' : null, href: `${base}/compare?${new URLSearchParams({ a, b: m.run_id, ...selection })}` },

@@ -1,5 +1,6 @@
 // Deletions that can still be undone: a line for each above the run list, also after a reload of the page.
-import { fetchApi, h, sendJson, toast } from './dom.js';
+import { fetchApi, sendJson } from './api.js';
+import { h, toast } from './dom.js';
 
 const PATH = '/api/v1/deletions';
 const runCount = (count) => `${count} run${count === 1 ? '' : 's'}`;

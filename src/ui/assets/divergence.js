@@ -1,5 +1,5 @@
 // Differences between two runs in their distributions, parameters and mods. Pure.
-import { candidates } from './replay/candidates.js';
+import { parseCandidates } from './replay/candidates.js';
 
 /** Parameters that have their own rows, and `reading`, which earlier releases recorded instead of `answer_format`. */
 const SKIPPED_PARAMETERS = ['mods', 'fork', 'model', 'answer_format', 'reading'];
@@ -30,7 +30,7 @@ export function divergence(p, q) {
 }
 
 /** Returns the model's candidates by step, from the `alternatives` in a response of the API. */
-export const candidatesByStep = (alternatives) => new Map(alternatives.map((s) => [s.step, candidates(s.model)]));
+export const candidatesByStep = (alternatives) => new Map(alternatives.map((s) => [s.step, parseCandidates(s.model)]));
 
 /** Returns the parameters that differ as `[name, a, b]`; the name of a nested parameter is its path. `skip` lists top-level names. */
 export function differences(a, b, skip = [], path = '') {

@@ -1,5 +1,6 @@
 // The pages of the handbook: the search, and a copy button for each block of code.
-import { copyText, fetchApi, h } from './dom.js';
+import { fetchApi } from './api.js';
+import { copyText, h } from './dom.js';
 import { excerpt, search, splitMatches, words } from './docs-search.js';
 import { listenForShortcuts } from './keys.js';
 

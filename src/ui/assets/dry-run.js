@@ -1,6 +1,7 @@
 // The dry run of a mod in its editor: the server calls the edited mod with the events of a recorded run, and compares its
 // actions with the recorded ones.
-import { base, fetchApi, h, sendJson } from './dom.js';
+import { base, fetchApi, sendJson } from './api.js';
+import { h } from './dom.js';
 
 /** Maximum number of runs that the field suggests. */
 const MAX_SUGGESTED = 20;

@@ -1,6 +1,7 @@
 // The page of a mod: its source in an editor, which the server checks, and which is saved as a new version. Uses the public
 // API: `POST /api/v1/mods/check` and `POST /v1/mods`.
-import { base, fetchApi, h, sendJson, toast } from './dom.js';
+import { base, fetchApi, sendJson } from './api.js';
+import { h, toast } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { packageFiles, singleFile } from './mod-files.js';
 import { uploadOf } from './mod-source.js';

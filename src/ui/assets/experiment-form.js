@@ -1,5 +1,6 @@
 // The form that starts an experiment.
-import { base, fetchApi, h, sendJson } from './dom.js';
+import { base, fetchApi, sendJson } from './api.js';
+import { h } from './dom.js';
 import { cellsOf, definitionOf, fieldOf, formOf } from './experiment-definition.js';
 import { listenForShortcuts } from './keys.js';
 

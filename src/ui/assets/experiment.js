@@ -1,5 +1,6 @@
 // The page of an experiment: its progress, buttons that cancel, resume and remove it, scores, and the comparison of cells.
-import { base, fetchApi, sendJson, toast } from './dom.js';
+import { base, fetchApi, sendJson } from './api.js';
+import { toast } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { moveFocus, refresh, refreshWhile } from './refresh.js';
 

@@ -1,5 +1,5 @@
 // The page with the list of experiments: shortcuts, and the progress of running experiments.
-import { base } from './dom.js';
+import { base } from './api.js';
 import { listenForShortcuts } from './keys.js';
 import { moveFocus, refreshWhile } from './refresh.js';
 

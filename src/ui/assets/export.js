@@ -1,5 +1,6 @@
 // Export of several runs: one file of JSON lines, or one HTML file for each run.
-import { base, fetchApi, h, toast } from './dom.js';
+import { base, fetchApi, runPath } from './api.js';
+import { h, toast } from './dom.js';
 
 const MAX_PARALLEL_REQUESTS = 4;
 
@@ -20,7 +21,7 @@ async function fetchDocuments(ids, onProgress) {
     while (next < ids.length) {
       const index = next;
       next += 1;
-      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(ids[index])}`);
+      const response = await fetchApi(runPath(ids[index]));
       // Each document is one line of the exported file.
       texts[index] = (await response.text()).replaceAll('\n', ' ');
       done += 1;

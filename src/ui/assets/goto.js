@@ -1,5 +1,6 @@
 // The dialog of Ctrl+K, which goes to an event or token of the open run, to a run, to a page, or to a search for runs.
-import { base, h } from './dom.js';
+import { base } from './api.js';
+import { h } from './dom.js';
 
 /** Returns the destination that a text names: `{event}` or `{token}` if a run is open, `{href, label}`, or null for an empty text. Pure. */
 export function destination(text, isRunOpen) {

@@ -1,5 +1,6 @@
 // Import of exported runs: posts the documents of files that the user chooses, or drops on the run list, to `/ingest`.
-import { fetchApi, h } from './dom.js';
+import { fetchApi } from './api.js';
+import { h } from './dom.js';
 
 /** Returns the reason why a document cannot be imported, or ''. Pure. */
 export function importProblem(text) {

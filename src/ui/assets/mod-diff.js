@@ -1,5 +1,6 @@
 // The comparison of a mod's source in its editor with one of its versions. Buttons restore lines of the version.
-import { fetchApi, h } from './dom.js';
+import { fetchApi } from './api.js';
+import { h } from './dom.js';
 import { align } from './diff.js';
 
 /** Equal lines shown before and after a difference. */

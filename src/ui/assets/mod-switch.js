@@ -1,5 +1,6 @@
 // Buttons that disable and enable mods.
-import { fetchApi, toast } from './dom.js';
+import { fetchApi } from './api.js';
+import { toast } from './dom.js';
 
 for (const button of document.querySelectorAll('[data-switch]')) {
   button.hidden = false;

@@ -1,14 +1,15 @@
 // The playground: a form for a request of the public API, and the replay of the run that it starts.
-import { base, copyText, sendJson } from './dom.js';
+import { base, sendJson } from './api.js';
+import { copyText } from './dom.js';
 import { listenForShortcuts } from './keys.js';
-import { NextToken } from './next-token.js';
+import { NextToken } from './playground/next-token.js';
 import { formOfRun } from './playground/form-of-run.js';
 import { Generation } from './playground/generation.js';
 import { RequestForm } from './playground/request-form.js';
 import { RunView } from './playground/run-view.js';
 import { loadForm, storeForm } from './playground/stored-form.js';
-import { starterButtons } from './starters.js';
-import { curlOf, missingInput, requestOf } from './request.js';
+import { starterButtons } from './playground/starters.js';
+import { curlOf, missingInput, requestOf } from './playground/request.js';
 
 const element = document.querySelector('[data-request-form]');
 const runPane = document.querySelector('.run-pane');

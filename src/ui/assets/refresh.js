@@ -1,6 +1,7 @@
 // Updates parts of a page, which the server renders again. While an experiment runs, only the parts that changed are replaced, so
 // that focus, selection and scroll position are kept; such a part is an element with `data-part`.
-import { fetchUrl, toast } from './dom.js';
+import { fetchUrl } from './api.js';
+import { toast } from './dom.js';
 import { showLocalTime } from './shell.js';
 
 const INTERVAL_MS = 1000;

@@ -1,5 +1,5 @@
 // The rows of the run list, as the server renders them.
-import { base, fetchApi } from './dom.js';
+import { base, fetchApi } from './api.js';
 import { showLocalTime } from './shell.js';
 
 /** Fetches the list again. Returns its rows by the ids of their runs. */

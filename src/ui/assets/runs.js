@@ -1,5 +1,6 @@
 // The page with the list of runs: filters it while the user types, and announces new runs without moving rows.
-import { base, copyText, fetchUrl, singleFlight } from './dom.js';
+import { base, fetchUrl } from './api.js';
+import { copyText, singleFlight } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
 import { listenForShortcuts } from './keys.js';

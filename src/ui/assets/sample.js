@@ -1,5 +1,6 @@
 // The bundled sample run, which the demo model generated with a mod. It is stored by `/ingest`, like a run of another engine.
-import { base, fetchUrl, sendJson, toast } from './dom.js';
+import { base, fetchUrl, sendJson } from './api.js';
+import { toast } from './dom.js';
 
 /** Returns the document with a new id and with times as if the run had just started. Pure. */
 export function asNewRun(text, id, now) {

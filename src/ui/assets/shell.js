@@ -1,5 +1,6 @@
 // Code of every page: theme, help, global shortcuts, and times in the user's time zone.
-import { base, copyText, h, toast } from './dom.js';
+import { base } from './api.js';
+import { copyText, h, toast } from './dom.js';
 import { openGoto } from './goto.js';
 import { listenForShortcuts } from './keys.js';
 

@@ -1,5 +1,5 @@
 // Server-sent events by `fetch`, which, unlike `EventSource`, can set `Last-Event-ID` and read the server's errors.
-import { fetchApi } from './dom.js';
+import { fetchApi } from './api.js';
 
 /** Splits a text stream into events. `push(chunk)` returns the events that the chunk completes: `{event, data, id}`. */
 export class SseParser {

@@ -1,5 +1,6 @@
 // Tags of runs: their links, and the dialog that changes them.
-import { base, h, saveOnSubmit, sendJson, toast } from './dom.js';
+import { base, sendJson } from './api.js';
+import { h, openSaveDialog, toast } from './dom.js';
 
 /** Returns the filter of the run list for the runs with a tag. */
 const filter = (tag) => (/\s/.test(tag) ? `tag:"${tag}"` : `tag:${tag}`);
@@ -15,35 +16,32 @@ export function editTags(runs, changed) {
   /** Number of runs with each tag. */
   const counts = new Map();
   for (const tag of runs.flatMap((run) => run.tags)) counts.set(tag, (counts.get(tag) ?? 0) + 1);
-  const field = h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', maxlength: '400', placeholder: 'interesting, to check' });
-  const currentTags = [...counts].map(([tag, count]) => {
+  const field = h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', maxlength: '400', autofocus: true, placeholder: 'interesting, to check' });
+  const checkboxes = [...counts].map(([tag, count]) => {
     const checkbox = h('input', { type: 'checkbox', value: tag });
     checkbox.checked = true;
     // A tag that only some of the runs have is left as it is, unless the user clicks its checkbox.
     checkbox.indeterminate = count < runs.length;
-    return h('label', { class: 'check' }, checkbox, tag);
+    return checkbox;
   });
-  const form = h('form', { method: 'dialog', class: 'dialog-form' },
-    h('h2', { id: 'tags-title' }, runs.length === 1 ? 'Tags of this run' : `Tags of ${runs.length} runs`),
-    currentTags.length ? h('fieldset', {}, h('legend', {}, 'Keep'), currentTags) : '',
-    h('label', {}, 'Add, separated by commas', field),
-    h('p', { class: 'form-error', role: 'alert' }),
-    h('p', { class: 'links' }, h('button', { value: 'save', class: 'primary' }, 'Save'), ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
-  const dialog = h('dialog', { class: 'dialog', 'data-tags-dialog': true, 'aria-labelledby': 'tags-title' }, form);
-  saveOnSubmit(form, async () => {
-    const checkboxes = [...form.querySelectorAll('[type=checkbox]')].filter((checkbox) => !checkbox.indeterminate);
-    const missing = checkboxes.filter((checkbox) => checkbox.checked && counts.get(checkbox.value) < runs.length);
-    const change = {
-      runs: runs.map((run) => run.id),
-      add: [...field.value.split(',').map((tag) => tag.trim()).filter(Boolean), ...missing.map((checkbox) => checkbox.value)],
-      remove: checkboxes.filter((checkbox) => !checkbox.checked).map((checkbox) => checkbox.value),
-    };
-    const response = await sendJson('/api/v1/runs/tags', change);
-    changed((await response.json()).runs);
-    toast('Tags saved');
+  openSaveDialog({
+    name: 'tags',
+    title: runs.length === 1 ? 'Tags of this run' : `Tags of ${runs.length} runs`,
+    fields: [
+      checkboxes.length ? h('fieldset', {}, h('legend', {}, 'Keep'), checkboxes.map((checkbox) => h('label', { class: 'check' }, checkbox, checkbox.value))) : '',
+      h('label', {}, 'Add, separated by commas', field),
+    ],
+    save: async () => {
+      const decided = checkboxes.filter((checkbox) => !checkbox.indeterminate);
+      const missing = decided.filter((checkbox) => checkbox.checked && counts.get(checkbox.value) < runs.length);
+      const change = {
+        runs: runs.map((run) => run.id),
+        add: [...field.value.split(',').map((tag) => tag.trim()).filter(Boolean), ...missing.map((checkbox) => checkbox.value)],
+        remove: decided.filter((checkbox) => !checkbox.checked).map((checkbox) => checkbox.value),
+      };
+      const response = await sendJson('/api/v1/runs/tags', change);
+      changed((await response.json()).runs);
+      toast('Tags saved');
+    },
   });
-  dialog.addEventListener('close', () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-  field.focus();
 }

@@ -7,8 +7,7 @@ mod markdown;
 mod reference;
 
 use super::error;
-use super::error::show;
-use super::shell::Shell;
+use super::shell::{Shell, render};
 use crate::server::{ApiError, App};
 use askama::Template;
 use axum::extract::{Extension, Path};
@@ -119,7 +118,7 @@ async fn page(Path(name): Path<String>, Extension(handbook): Extension<Arc<Handb
     }
     let shell = Shell::new(&headers, if slug == REFERENCE { "api" } else { "docs" });
     let previous = at.checked_sub(1).map(|at| &pages[at]);
-    show(StatusCode::OK, &DocsPage { shell, groups, page, previous, next: pages.get(at + 1) })
+    render(StatusCode::OK, &DocsPage { shell, groups, page, previous, next: pages.get(at + 1) })
 }
 
 /// `GET /docs/search.json`: returns every section of every page.

@@ -2,7 +2,6 @@
 
 use crate::mods::ModUpload;
 use crate::server::{ApiError, App};
-use crate::ui::error::failed;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -34,7 +33,7 @@ pub(super) async fn upload_of(
 
 /// Returns the fields of a stored version, without its source.
 pub(super) async fn stored_fields(app: &App, name: &str, hash: &str) -> Result<Option<Map<String, Value>>, ApiError> {
-    let versions = app.store()?.mod_versions(name).await.map_err(failed)?;
+    let versions = app.store()?.mod_versions(name).await?;
     let stored = versions.into_iter().find(|version| version.hash == hash);
     Ok(stored.and_then(|version| match version.upload {
         Value::Object(mut fields) => {

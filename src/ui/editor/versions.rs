@@ -1,7 +1,7 @@
 //! The list of a mod's versions.
 
 use crate::mods::RegisteredVersion;
-use crate::ui::shell::{encoded, machine_time};
+use crate::ui::shell::{TimeView, encoded};
 
 /// Number of displayed digits of a version's hash.
 const SHORT_HASH_CHARS: usize = 12;
@@ -11,8 +11,7 @@ pub(super) struct VersionView {
     pub short: String,
     pub hash: String,
     pub href: String,
-    pub at: String,
-    pub at_text: String,
+    pub at: Option<TimeView>,
     pub by: String,
     pub current: bool,
     pub displayed: bool,
@@ -29,8 +28,7 @@ impl VersionView {
             } else {
                 format!("/mods/{}?version={}", encoded(name), version.hash)
             },
-            at: version.registered_at.map(machine_time).unwrap_or_default(),
-            at_text: version.registered_at.map(|at| at.format("%-d %b %Y, %H:%M UTC").to_string()).unwrap_or_default(),
+            at: version.registered_at.map(TimeView::from),
             by: version.registered_by.unwrap_or_default(),
             current,
             displayed: version.hash == displayed,

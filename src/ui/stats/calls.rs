@@ -2,6 +2,7 @@
 
 use super::{Bar, Chart, HEIGHT, RunFilter, STEP, TimeAxis};
 use crate::store::{CallTime, CallTimeStep, ModCallStatistics, Statistics};
+use crate::ui::shell;
 
 /// Maximum number of charts, each of one mod. The table has all mods.
 const MAX_CHARTS: usize = 6;
@@ -75,23 +76,6 @@ pub(super) fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &Tim
     statistics.mod_calls.iter().take(MAX_CHARTS).map(chart).collect()
 }
 
-/// Returns a duration with its unit.
 fn duration(ms: f64) -> String {
-    match ms {
-        _ if ms >= 10_000.0 => format!("{:.1} s", ms / 1e3),
-        _ if ms >= 10.0 => format!("{ms:.0} ms"),
-        _ if ms >= 1.0 => format!("{ms:.1} ms"),
-        _ => format!("{:.0} µs", ms * 1e3),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::duration;
-
-    #[test]
-    fn durations_have_the_unit_of_their_size() {
-        let texts = [0.0, 0.25, 1.25, 99.6, 9_999.0, 12_345.0].map(duration);
-        assert_eq!(texts, ["0 µs", "250 µs", "1.2 ms", "100 ms", "9999 ms", "12.3 s"]);
-    }
+    shell::duration(ms * 1e3)
 }

@@ -1,5 +1,5 @@
 // The request that generates a run. A new one replaces the one before.
-import { base, errorOf, fetchUrl } from '../dom.js';
+import { base, errorOf, fetchUrl } from '../api.js';
 
 /**
  * Reads the response to its end, because a run pauses if its client does not read. The replay shows the text, so only errors

@@ -1,6 +1,6 @@
 // The form of the playground. Its values are the plain data that `request.js` describes.
 import { h } from '../dom.js';
-import { differences } from '../request.js';
+import { differences } from './request.js';
 import { SteeringField } from '../steering.js';
 import { MessageList } from './message-list.js';
 import { ModList } from './mod-list.js';

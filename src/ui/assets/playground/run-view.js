@@ -1,5 +1,6 @@
 // The run beside the form: its replay, and the line above it with a link to the run.
-import { base, h } from '../dom.js';
+import { base } from '../api.js';
+import { h } from '../dom.js';
 import { Replay } from '../replay/replay.js';
 import { registerRunNavigation } from '../shell.js';
 

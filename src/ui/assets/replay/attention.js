@@ -1,17 +1,18 @@
 // Attention in the replay: that of one step to all positions, or that of all later steps to one token. It shades the text. Its
 // section shows a strip, the positions with the most attention, the heads, and a map of the whole run.
-import { fetchApi, h, palette, prepareCanvas, replaceContent } from '../dom.js';
-import { bucketOfShare } from './color.js';
-import { Loader, requestDelay } from './events.js';
+import { palette, prepareCanvas } from '../canvas.js';
+import { h, replaceContent } from '../dom.js';
+import { fetchAttention, viewQuery } from './attention-requests.js';
 import { percent } from './candidates.js';
+import { bucketOfShare } from './color.js';
+import { Loader } from './events.js';
 import { displayText } from './glyphs.js';
 import { Heads } from './heads.js';
+import { LaterSteps } from './later-steps.js';
 import { AttentionMap } from './map.js';
 
 const MAX_LISTED = 8;
 const MAX_CACHED_STEPS = 200;
-/** Maximum evictions up to which the attention of later steps is loaded, because each needs its own request. */
-const MAX_EVICTIONS = 50;
 /** Views that every run with attention has, with their names. A view selects or combines layers and heads. */
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
@@ -33,18 +34,10 @@ export function sinkOf(values) {
   return { sink, peak: sink >= 0 ? values[second] : first >= 0 ? values[first] : 0 };
 }
 
-/** Returns the query parameters of the API for a view such as `mean`, `layer:3` or `head:3:5`. Pure. */
-export function viewQuery(name) {
-  const [view, layer, head] = name.split(':');
-  return { view, ...(layer !== undefined && { layer }), ...(head !== undefined && { head }) };
-}
-
 /** Descriptions of the encodings of stored values. */
 const QUALITY = { f16: 'exact to 3 digits', u8: 'rounded to 1/255' };
 
 export class Attention {
-  /** True while attention is shown. */
-  isOn = false;
   /** Name of the selected view. */
   view;
   section = h('section', { hidden: true });
@@ -58,7 +51,6 @@ export class Attention {
   #signal;
   /** Loads the attention of steps. Its targets are keys of `#cache`. */
   #loader = new Loader((key) => this.#load(key));
-  #laterDelay = requestDelay();
   /** Layers that have their own views. */
   #layers = [];
   #strip = h('canvas', { 'aria-hidden': 'true' });
@@ -68,15 +60,9 @@ export class Attention {
   #note = h('p', { class: 'hint' });
   #direction = h('select', { 'aria-label': 'Direction', onchange: () => this.#selectView(this.view) },
     h('option', { value: 'step' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
+  #later;
   /** The token, as a row, whose attention from later steps is shown, or null. */
   #subject = null;
-  /**
-   * The attention of later steps to the subject, or null: `{key, byRow, steps, peak, next, evictions, isLoading, state}`. `byRow` has the values by
-   * the rows that the steps added, `next` is the event from which the next range is loaded, `evictions` is their number
-   * before it, and `state` is a text.
-   */
-  #later = null;
-  #laterController = new AbortController();
   #map;
   #stripBox = h('div', { class: 'strip' }, this.#strip);
   #choices = h('div', { class: 'row' }, this.#direction, this.#viewSelect);
@@ -85,9 +71,10 @@ export class Attention {
 
   /**
    * `view` is the selected view. If `showsLaterSteps` is true, the attention of later steps to one token is shown.
-   * `hooks.isRecorded()` returns true if the attention of the run was recorded, and `hooks.isLive()` if the run is live.
-   * `hooks.go(n)` moves the cursor, and `hooks.select(row)` selects a token. `hooks.viewChanged(view, showsLaterSteps)` is called when
-   * the user has selected another view, and `hooks.valuesChanged()` when the shading may have changed.
+   * `hooks.isShown()` returns true while attention is shown, `hooks.isRecorded()` if the attention of the run was recorded, and
+   * `hooks.isLive()` if the run is live. `hooks.go(n)` moves the cursor, and `hooks.select(row)` selects a token.
+   * `hooks.viewChanged(view, showsLaterSteps)` is called when the user has selected another view, and `hooks.valuesChanged()` when the
+   * shading may have changed.
    */
   constructor(run, id, { hooks, signal, view, showsLaterSteps }) {
     this.view = view;
@@ -98,6 +85,7 @@ export class Attention {
     this.#signal = signal;
     this.#updateOptions();
     this.#map = new AttentionMap(run, id, hooks);
+    this.#later = new LaterSteps(run, id, { isLive: hooks.isLive, changed: () => { this.#showFacts(); hooks.valuesChanged(); } }, signal);
     this.section.append(h('h2', {}, 'Attention'),
       this.#choices, this.#facts,
       this.#note, this.#stripBox, this.#topPositions, this.#heads.el, this.#map.el);
@@ -105,7 +93,7 @@ export class Attention {
     const redraw = () => { this.#drawStrip(); this.#map.redraw(); };
     const resized = new ResizeObserver(redraw);
     resized.observe(this.section);
-    signal.addEventListener('abort', () => { resized.disconnect(); this.#laterController.abort(); });
+    signal.addEventListener('abort', () => resized.disconnect());
     document.addEventListener('theme', redraw, { signal });
   }
 
@@ -114,7 +102,7 @@ export class Attention {
     this.view = view;
     this.#updateOptions();
     this.#hooks.viewChanged(view, this.showsLaterSteps);
-    this.moveCursor(this.#n);
+    this.moveCursor(this.#n, this.#subject);
   }
 
   /** Updates the list of views. A head is only listed while it is selected. */
@@ -127,12 +115,12 @@ export class Attention {
   }
 
   /** The shown attention of the current step, or null. */
-  get current() { return this.isOn && !this.showsLaterSteps && this.#current?.values.length ? this.#current : null; }
+  get current() { return this.#hooks.isShown() && !this.showsLaterSteps && this.#current?.values.length ? this.#current : null; }
 
   /** A function from a row to its bucket 0–7, or -1 for none; null if no attention is loaded. */
   get shading() {
-    if (!this.isOn || !this.#current) return null;
-    if (this.showsLaterSteps) return this.#laterShading();
+    if (!this.#hooks.isShown() || !this.#current) return null;
+    if (this.showsLaterSteps) return (row) => this.#later.bucketOf(row);
     const { values, rows, sink, peak } = this.#current;
     const buckets = new Map();
     rows.forEach((row, pos) => { if (pos < values.length && pos !== sink) buckets.set(row, bucketOfShare(values[pos], peak)); });
@@ -142,71 +130,15 @@ export class Attention {
   /** True if the attention of later steps to one token is shown. */
   get showsLaterSteps() { return this.#direction.value === 'later'; }
 
-  /** Returns a function from a row to the bucket of the attention of its step to the subject. */
-  #laterShading() {
-    const { byRow, peak } = this.#later ?? { byRow: new Map() };
-    return (row) => (byRow.has(row) ? bucketOfShare(byRow.get(row), peak) : -1);
-  }
-
-  /** Sets the token whose attention from later steps is shown. */
-  setSubject(row) {
-    this.#subject = row;
-    this.#loadLaterSteps();
-  }
-
-  /** Loads the attention of all later steps to the subject in the selected view, range by range. */
-  async #loadLaterSteps() {
-    if (!this.isOn || !this.showsLaterSteps) return this.#hooks.valuesChanged();
-    const run = this.#run;
-    const row = this.#subject;
-    // The attention of a live run's last steps may not be available yet, so all steps are loaded again at its end.
-    const key = `${row} ${this.view} ${this.#hooks.isLive()}`;
-    if (this.#later?.key !== key) {
-      this.#laterController.abort();
-      this.#laterController = new AbortController();
-      this.#later = { key, byRow: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), evictions: 0, isLoading: false, state: row === null ? 'Choose a token.' : 'loading…' };
-    }
-    const later = this.#later;
-    const { signal } = this.#laterController;
-    const update = () => { if (this.#later === later) { this.#showFacts(); this.#hooks.valuesChanged(); } };
-    update();
-    if (row === null || later.isLoading) return undefined;
-    later.isLoading = true;
-    try {
-      await new Promise((resolve) => setTimeout(resolve, this.#laterDelay()));
-      // The position of the token is the same up to the next eviction.
-      const last = () => Math.min(run.leftContextAt(row), run.eventCount);
-      const end = () => Math.min(last(), run.nextEviction(later.next));
-      for (let to = end(); later.next < to && later.evictions < MAX_EVICTIONS && !signal.aborted; to = end()) {
-        const query = new URLSearchParams({ from: later.next, to, position: run.context(later.next).indexOf(row), ...viewQuery(this.view) });
-        const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
-        const { attention } = await response.json();
-        for (const { sequence_order: seq, value } of attention.rows) {
-          later.steps += 1;
-          later.peak = Math.max(later.peak, value);
-          for (const added of rowsAddedByStep(run, seq)) later.byRow.set(added, value);
-        }
-        const eviction = run.nextEviction(later.next);
-        later.next = attention.next ?? to;
-        if (later.next === eviction) later.evictions += 1;
-        update();
-      }
-      later.state = later.next < last() ? `loaded up to event ${later.next}, the ${MAX_EVICTIONS}th eviction` : '';
-    } catch (error) {
-      later.state = `loading failed: ${error.message}`;
-    }
-    later.isLoading = false;
-    if (!signal.aborted) update();
-    return undefined;
-  }
-
-  /** Shows the attention at event `n`: that of the last forward pass. */
-  moveCursor(n) {
+  /** Shows the attention at event `n`: that of the last forward pass, or that of later steps to the token of row `subject`, if any. */
+  moveCursor(n, subject) {
     this.#n = n;
-    this.section.hidden = !this.isOn;
+    this.#subject = subject;
+    this.section.hidden = !this.#hooks.isShown();
     this.#loader.cancel();
-    if (!this.isOn) return undefined;
-    this.#loadLaterSteps();
+    if (!this.#hooks.isShown()) return undefined;
+    if (this.showsLaterSteps) this.#later.load(subject, this.view);
+    else this.#hooks.valuesChanged();
     this.#choices.hidden = !this.#hooks.isRecorded();
     if (!this.#hooks.isRecorded()) return this.#showNothing('Attention was not recorded for this run. Request it in the playground, or with "attention": true in a request.');
     const seq = this.#forwardPassAt(n);
@@ -239,10 +171,7 @@ export class Attention {
   /** Loads the attention of a step in a view, and shows it unless the cursor has moved to an event whose attention is known. */
   async #load(key) {
     const [seq, view] = key.split(' ');
-    const fetchView = async (name) => {
-      const query = new URLSearchParams({ at: seq, ...viewQuery(name) });
-      return (await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal: this.#signal })).json()).attention;
-    };
+    const fetchView = (name) => fetchAttention(this.#id, { at: seq, ...viewQuery(name) }, this.#signal);
     // If the attention of the selected head was not recorded, the statistics of all heads are shown nevertheless.
     const fetchStatistics = async (error) => {
       if (error.status !== 404 || !view.startsWith('head:')) throw error;
@@ -289,10 +218,10 @@ export class Attention {
 
   #showLaterFacts() {
     const run = this.#run;
-    const { byRow, steps, state } = this.#later ?? { byRow: new Map(), steps: 0, state: '' };
+    const { byRow, count, state } = this.#later;
     const view = this.#viewSelect.selectedOptions[0]?.textContent ?? this.view;
     const row = this.#subject;
-    this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${displayText(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
+    this.#facts.textContent = row === null ? state : `${count} later step${count === 1 ? '' : 's'} at ${displayText(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
     this.#note.textContent = '';
     this.#showTopPositions([...byRow].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED).map(([later, v]) => [run.pos(later), later, v]));
   }
@@ -342,12 +271,4 @@ export class Attention {
     const row = this.#current.rows[pos];
     if (row !== undefined) this.#hooks.select(row);
   }
-}
-
-/** Returns the rows of the answer that the step of a ForwardPass added. */
-function rowsAddedByStep(run, seq) {
-  return run.stepEvents(seq).flatMap((e) => {
-    const [from, to] = run.rowsAddedAt(e);
-    return Array.from({ length: to - from }, (_, k) => from + k).filter((row) => !run.isPrompt(row));
-  });
 }

@@ -5,7 +5,7 @@
  * the texts of the tokens. The text of the chat template between two messages is dim; up to its first line end it belongs to
  * the message before it, and the rest to the one after it.
  */
-export function roles(length, spans, texts) {
+export function rolesOf(length, spans, texts) {
   const out = Array.from({ length }, () => ({ role: 'prompt', dim: false }));
   if (!spans?.length) return out;
   for (const { role, start, end } of spans) {
@@ -34,6 +34,17 @@ export function roles(length, spans, texts) {
     i = end;
   }
   return out;
+}
+
+const ANSWER = { role: 'answer', dim: false };
+const PROMPT = { role: 'prompt', dim: false };
+const NEW_PROMPT = { role: 'new prompt', dim: false };
+
+/** Returns the role of row `i` of a run. `prompt` is the recorded one, `{addedAt, roles}` with its event and the result of `rolesOf`, or null. */
+export function roleOf(run, prompt, i) {
+  if (!run.isPrompt(i)) return ANSWER;
+  if (prompt && run.addedAt(i) > prompt.addedAt) return NEW_PROMPT;
+  return prompt?.roles[run.pos(i)] ?? PROMPT;
 }
 
 /** Maximum rows of a block. */

@@ -1,5 +1,6 @@
 // A branch beside the text of a run: a second replay without its own controls, which uses the colors of the first one.
-import { base, h } from '../dom.js';
+import { base } from '../api.js';
+import { h } from '../dom.js';
 import { changeOf } from './tree.js';
 import { Replay } from './replay.js';
 

@@ -7,7 +7,7 @@ export const eventDetails = (event) => (event && typeof event.details === 'objec
  * Returns recorded candidates in any known format as `[{token, text, unnamed, prob}]`, highest first. `unnamed` is true if the
  * text was not recorded; `text` is then a placeholder with the id.
  */
-export function candidates(list) {
+export function parseCandidates(list) {
   if (!Array.isArray(list)) return [];
   return list
     .filter((c) => c && typeof c === 'object')
@@ -74,7 +74,7 @@ function mergedRows(lists, drawn, text) {
 }
 
 /**
- * Returns the table of candidates for a step with these entries:
+ * Returns the candidates of a step with these entries, and what happened to them:
  *
  * - `rows`: `{token, text, model, mods, sampler, chosen, reason, byMod, removedBy}`. `model`, `mods` and `sampler` are the
  *   probabilities in the model's distribution, after the mods, and after the sampling stages; null if they were not recorded.
@@ -85,13 +85,13 @@ function mergedRows(lists, drawn, text) {
  * - `isPartial`: true if only some of the remaining candidates were recorded.
  * - `hasMods`, `hasSampler`: true if rows have probabilities after the mods, and after the sampling stages.
  */
-export function candidateTable(entries) {
+export function explainCandidates(entries) {
   const last = (type) => entries.findLast((e) => e.event.event_type === type);
   const forward = last('ForwardPass');
   const sampled = last('Sampled');
-  const model = candidates(eventDetails(forward?.event).model ?? forward?.event.top_tokens);
-  const afterMods = candidates(eventDetails(sampled?.event).after_mods);
-  const afterSampler = candidates(eventDetails(sampled?.event).after_sampler);
+  const model = parseCandidates(eventDetails(forward?.event).model ?? forward?.event.top_tokens);
+  const afterMods = parseCandidates(eventDetails(sampled?.event).after_mods);
+  const afterSampler = parseCandidates(eventDetails(sampled?.event).after_sampler);
   const stages = Array.isArray(eventDetails(sampled?.event).stages) ? eventDetails(sampled.event).stages : [];
   const chosen = sampled?.event.sampled_token ?? null;
   const editingCall = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));

@@ -37,7 +37,7 @@ export const bucketOfShare = (value, peak) => (peak > 0 ? Math.min(7, Math.floor
 export const MIN_SURPRISE = 4;
 
 /** Returns the legend of a mode: the buckets with their lowest values, `[{bucket, from}]`. */
-export const legend = (mode) => (mode.edges.length ? [0, ...mode.edges].map((from, bucket) => ({ bucket, from })) : []);
+export const legendOf = (mode) => (mode.edges.length ? [0, ...mode.edges].map((from, bucket) => ({ bucket, from })) : []);
 
 /** The controls that select a mode, the colors of the text, and their legend. */
 export class Coloring {
@@ -62,13 +62,13 @@ export class Coloring {
     // While attention is shown, no mode is selected.
     for (const input of this.#inputs) input.checked = input.value === id && !isAttentionShown;
     const run = this.#run;
-    const shading = isAttentionShown ? attention?.shading : null;
+    const shading = attention?.shading;
     const selected = MODES.find((m) => m.id === id) ?? MODES[0];
     if (shading) this.#text.colorBy(shading, attention.showsLaterSteps);
     else if (selected.id === 'mods') this.#text.colorBy((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
     else this.#text.colorBy((i) => selected.bucket(run, i));
     this.#legend.replaceChildren(...(shading
       ? [h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, bucket) => h('i', { class: `b${bucket}` }, '\u00a0')), h('span', {}, 'more')]
-      : [...legend(selected).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), selected.unit ? h('span', {}, selected.unit) : '']));
+      : [...legendOf(selected).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), selected.unit ? h('span', {}, selected.unit) : '']));
   }
 }

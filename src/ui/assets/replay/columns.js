@@ -1,5 +1,5 @@
 // Reads the columns of a stored run, which `src/trace/columns.rs` writes, without copying them. Pure.
-import { COLUMNS, EVENT_COLUMNS, Rows } from './rows.js';
+import { COLUMNS, EVENT_COLUMNS, RunColumns } from './run-columns.js';
 
 const MAGIC = 0x434e5552; // "RUNC", little-endian
 const VERSION = 1;
@@ -35,7 +35,7 @@ export function parseColumns(buffer) {
     if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${first + i} has ${length} bytes`);
     return [name, new Type(buffer, offset, entries)];
   }));
-  return Rows.of({
+  return RunColumns.of({
     count,
     eventCount,
     rows: columns(COLUMNS, count, ROWS_SECTION),

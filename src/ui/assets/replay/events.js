@@ -1,5 +1,5 @@
 // The events of a run with their mod calls, logs and actions, which are loaded in blocks and cached.
-import { fetchApi } from '../dom.js';
+import { fetchApi, runPath } from '../api.js';
 
 const EVENTS_PER_BLOCK = 96;
 const MAX_BLOCKS = 24;
@@ -53,6 +53,15 @@ export function requestDelay(last = -Infinity) {
     last = now;
     return delay;
   };
+}
+
+/** Parses items in lines of JSON. Pure. */
+export const parseItems = (text) => text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
+
+/** Loads the items of a run: those of all events, or of a `range` in query parameters of the API. */
+export async function fetchItems(id, range = {}) {
+  const response = await fetchApi(`${runPath(id)}/events?${new URLSearchParams(range)}`, { headers: { Accept: 'application/x-ndjson' } });
+  return parseItems(await response.text());
 }
 
 /** Groups items, which are added in order, into entries `{event, calls: [{call, logs, actions}]}`. Pure. */
@@ -125,9 +134,7 @@ export class Events {
   #load(block) {
     if (!this.#loading.has(block)) {
       const loaded = (async () => {
-        const url = `/api/v1/runs/${encodeURIComponent(this.#id)}/events?from=${block * EVENTS_PER_BLOCK}&to=${(block + 1) * EVENTS_PER_BLOCK}`;
-        const text = await (await fetchApi(url, { headers: { Accept: 'application/x-ndjson' } })).text();
-        const items = text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
+        const items = await fetchItems(this.#id, { from: block * EVENTS_PER_BLOCK, to: (block + 1) * EVENTS_PER_BLOCK });
         this.#blocks.set(block, group(items));
         if (this.#blocks.size > MAX_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value);
       })().finally(() => this.#loading.delete(block));

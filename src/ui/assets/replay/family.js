@@ -1,10 +1,11 @@
 // The section below the text of a run: a tree of the branches in its family, which is updated while some are active, and
 // statistics of the run. The family of a run is its forks, the runs from which it was forked, and their forks.
-import { base, fact, fetchApi, h, toast } from '../dom.js';
+import { base, fetchApi, runPath } from '../api.js';
+import { fact, h, toast } from '../dom.js';
 import { MODES } from './color.js';
 import { appendText } from './glyphs.js';
 import { Run } from './run.js';
-import { changeOf, neighbor, order, rowsSince, statistics } from './tree.js';
+import { changeOf, neighbor, rowsSince, sortFamily, statistics } from './tree.js';
 
 /** Delay between two updates of active branches, which is doubled after each error up to the maximum. */
 const POLL_INTERVAL_MS = 1500;
@@ -54,14 +55,14 @@ export class Family {
 
   get isLoaded() { return this.#members.length > 0; }
 
-  async #fetch(query = '') { return (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family${query}`)).json(); }
+  async #fetch(query = '') { return (await fetchApi(`${runPath(this.#id)}/family${query}`)).json(); }
 
   /** Loads the family and shows it. */
   async load() {
     try {
       const family = await this.#fetch();
       this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
-      this.#members = order([...family.runs, ...this.#started]);
+      this.#members = sortFamily([...family.runs, ...this.#started]);
       this.#notForkable = family.not_forkable;
       this.#hooks.notForkable(this.#notForkable);
       const count = this.#members.length;
@@ -180,8 +181,7 @@ export class Family {
   async #loadTokens(loadId) {
     for (const m of this.#members.filter((one) => this.#isShown(one) && (one.status === 'running' || !this.#runs.has(one.run_id)))) {
       try {
-        const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
-        const run = Run.stored(await (await fetchApi(`${path}/columns`)).arrayBuffer());
+        const run = await Run.load(m.run_id);
         if (loadId !== this.#loadId) return;
         this.#showTokens(m, run);
         if (m.status !== 'running') this.#runs.set(m.run_id, run);

@@ -1,5 +1,6 @@
 // The feedback form of a run. The list is updated without a reload of the page.
-import { saveOnSubmit, sendJson, toast } from '../dom.js';
+import { runPath, sendJson } from '../api.js';
+import { saveOnSubmit, toast } from '../dom.js';
 import { reloadElement } from '../refresh.js';
 
 /** Returns the body of the request for the form, without empty fields. The form counts tokens from 1, the API from 0. */
@@ -17,7 +18,7 @@ export function setUpFeedbackForm(id, onAdded) {
   const dialog = document.querySelector('[data-feedback-dialog]');
   const form = dialog.querySelector('form');
   saveOnSubmit(form, async () => {
-    await sendJson(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, bodyOf(form));
+    await sendJson(`${runPath(id)}/feedback`, bodyOf(form));
     toast('Feedback saved');
     await reloadElement('[data-feedback]');
     onAdded();

@@ -8,7 +8,7 @@ const SVG_NAMESPACE = 'http://www.w3.org/2000/svg';
 const BAR_WIDTH = 7;
 const HEIGHT = 14;
 
-/** Returns the number of stages that a candidate, a row of `candidateTable`, passed. Pure. */
+/** Returns the number of stages that a candidate, a row of `explainCandidates`, passed. Pure. */
 export function passedCount(row, stages) {
   if (row.chosen || row.sampler !== null) return stages.length;
   return row.removedBy[0] ?? 0;
@@ -69,16 +69,22 @@ export function missingRecords({ rows, stages, isSampled, isForced, isPartial, h
 
 /**
  * Returns elements for the stages of a step, with the number of candidates left after each, and for what is not recorded about
- * them. `table` is the result of `candidateTable`.
+ * them. `candidates` is the result of `explainCandidates`.
  */
-export function stageList(table) {
-  const { stages } = table;
+export function stageList(candidates) {
+  const { stages } = candidates;
   const stageElement = ({ name, left }, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${name} → ${left}`);
   return [
     stages.length ? h('div', { class: 'sampling-stages' }, 'sampler', stages.map(stageElement)) : '',
-    ...missingRecords(table).map((text) => h('p', { class: 'hint' }, text)),
+    ...missingRecords(candidates).map((text) => h('p', { class: 'hint' }, text)),
   ];
 }
+
+/** Returns the head of a table of candidates, as `explainCandidates` returns them. `title` is that of the column of tokens. */
+export const candidateHead = ({ hasMods, hasSampler }, title) => h('thead', {}, h('tr', {},
+  h('th', { scope: 'col' }, title), h('th', { scope: 'col' }, 'model'),
+  hasMods && h('th', { scope: 'col' }, 'after mods'), hasSampler && h('th', { scope: 'col' }, 'drawn from'),
+  h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by'))));
 
 /** Returns the table cell of a probability, with a bar; `none` is the text if it is null. */
 export function probabilityCell(p, none) {

@@ -1,6 +1,6 @@
 // The card next to the token under the pointer. Users of the keyboard find the same data in the panel.
 import { h } from '../dom.js';
-import { NEVER } from './rows.js';
+import { NEVER } from './run-columns.js';
 import { surprise } from './color.js';
 import { displayText } from './glyphs.js';
 import { percent } from './candidates.js';

@@ -1,6 +1,8 @@
 // The images of a prompt: a chip for each in the text, and the attention to its patches. An image has one or more tiles, which
 // are grids of patches with one token each. This module is only loaded for runs with images.
-import { base, h, palette } from '../dom.js';
+import { base, runPath } from '../api.js';
+import { palette } from '../canvas.js';
+import { h } from '../dom.js';
 import { percent } from './candidates.js';
 
 /** Returns the number of patches of a tile. */
@@ -133,7 +135,7 @@ export class Images {
   /** Replaces the tokens of each image in `text` by a chip. `id` is the id of the run, or null in an exported page. */
   constructor(id, prompt, text) {
     const records = imagesOf(prompt);
-    const url = (record) => (id === null ? null : `${base}/api/v1/runs/${encodeURIComponent(id)}/images/${record.sha256}`);
+    const url = (record) => (id === null ? null : `${base}${runPath(id)}/images/${record.sha256}`);
     this.#images = records.map((record, i) => new PromptImage(record, i + 1, records.length, url(record)));
     records.forEach((record, i) => {
       const chip = this.#images[i].chip();

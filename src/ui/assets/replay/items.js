@@ -1,7 +1,15 @@
 // Parts of items that the fold needs: measurements of events, details of actions, and the drawn token of a step. Pure.
 
+/** Maximum characters of a label, and of a text that several tokens share. */
+const MAX_LABEL_CHARS = 80;
+
 const isNumber = (value) => typeof value === 'number';
 const isId = (value) => Number.isInteger(value);
+
+/** Limits the length of a label. */
+export function shorten(text) {
+  return text.length <= MAX_LABEL_CHARS ? text : Array.from(text).slice(0, MAX_LABEL_CHARS).join('');
+}
 
 /** Returns the measurements of Thunder's engine at an event; empty for `details` of other engines. */
 export function measurementsOf(event) {
@@ -27,19 +35,6 @@ export function detailsOf(action) {
     tokens, texts, removed: removed ?? undefined, superseded,
     backtrack_steps: backtrack_steps ?? undefined, token_count: token_count ?? undefined, tokens_as_text, tool_calls,
   } : none;
-}
-
-/** Returns true if an action has the form of Quote, another engine: see `src/trace/fold/quote.rs`. */
-export function isQuote(type, details) {
-  if (type === 'Backtrack') return details.backtrack_steps !== undefined;
-  if (type === 'ToolCalls') return typeof details.tool_calls === 'string';
-  if (!['AdjustedPrefill', 'ForceTokens', 'ForceOutput'].includes(type)) return false;
-  return details.token_count !== undefined || details.tokens_as_text.length > 0;
-}
-
-/** Returns the tokens that an `Added` event lists. Quote may append queued tokens to the list; they are left out. */
-export function listedTokens({ added_tokens: tokens, added_token_count: count, forced }) {
-  return tokens && forced === true && count >= 1 && count < tokens.length ? tokens.slice(0, count) : tokens;
 }
 
 /** Returns the candidates in `top_tokens`, in the form of the ingest API or of Quote; other forms are ignored. */
@@ -69,7 +64,7 @@ export class Step {
     this.candidates = measurements.model?.length ? [] : candidatesOf(event.top_tokens);
   }
 
-  sampled(event, measurements) {
+  recordSampled(event, measurements) {
     const measurement = measurements.tokens?.[0];
     const token = event.sampled_token ?? measurement?.token;
     const candidate = this.candidates.find((c) => c.token === token && c.logprob !== undefined);
@@ -82,6 +77,13 @@ export class Step {
       rank: measurement?.rank ?? (candidate && rankOf(candidate)),
       entropy: measurement?.entropy ?? this.entropy,
     };
+  }
+
+  /** Returns the text of the drawn token for a row. A long text is returned only once: a trace may list the token without limit. */
+  takeText() {
+    const { text } = this.drawn;
+    if (text !== undefined && shorten(text) !== text) this.drawn.text = undefined;
+    return text;
   }
 }
 

@@ -1,6 +1,7 @@
 // Lanes below the text: one per mod, with a mark for each action, exception and log line at the position of its event, and a
 // table of the marks.
-import { h, palette, prepareCanvas, scheduleDrawing } from '../dom.js';
+import { palette, prepareCanvas, scheduleDrawing } from '../canvas.js';
+import { h } from '../dom.js';
 
 /** Maximum rows of the table. */
 const MAX_LISTED = 400;

@@ -55,7 +55,7 @@ export class Lens {
     this.section.append(h('h2', {}, 'Layers'), this.#summary, this.#grid.el, this.#grid.facts, this.#legend);
   }
 
-  /** Shows the lens of a ForwardPass event, if it has one, for these rows of `candidateTable`. */
+  /** Shows the lens of a ForwardPass event, if it has one, for these rows of `explainCandidates`. */
   show(event, rows) {
     const { layers, cells } = lensOf(event) ?? {};
     const shown = rows.filter(({ token }) => cells?.has(token));

@@ -1,4 +1,5 @@
 // Reads the items of a live run, which are the same and in the same order as those of the stored run.
+import { runPath } from '../api.js';
 import { follow } from '../sse.js';
 
 /** Detects items that were received before: after a lost connection, the stream may repeat some. Pure. */
@@ -32,7 +33,7 @@ export function followRun(id, { signal, onItems, onEnd, onState }) {
     if (items.length && !signal.aborted) onItems(items);
   };
   let isFirst = true;
-  follow(`/api/v1/runs/${encodeURIComponent(id)}/events`, {
+  follow(`${runPath(id)}/events`, {
     signal,
     onState,
     retry404Ms: 5000,

@@ -1,5 +1,7 @@
 // The attention map: the attention of all steps of a run to all positions.
-import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
+import { palette, prepareCanvas } from '../canvas.js';
+import { h } from '../dom.js';
+import { fetchAttention } from './attention-requests.js';
 import { bucketOfShare } from './color.js';
 
 /** Maximum columns and rows of the map; a column can stand for several positions. */
@@ -38,9 +40,7 @@ export class AttentionMap {
     const map = { count, isLive, rows: [] };
     this.#map = map;
     try {
-      const query = new URLSearchParams({ from: 0, to: count, bins: MAX_BINS });
-      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
-      Object.assign(map, await readMap(response));
+      Object.assign(map, readMap(await fetchAttention(this.#id, { from: 0, to: count, bins: MAX_BINS })));
       if (this.#map !== map) return;
       this.#addPromptLengths(map.rows);
       this.#head.textContent = `Steps × positions, mean of all heads${map.isSampled ? `, ${map.rows.length} of the steps` : ''}`;
@@ -130,11 +130,11 @@ export class AttentionMap {
  * Returns the map in a response of the API: `{rows: [{seq, values, promptLength}], columns, positions, isSampled, peak}`. `columns` is the
  * number of values in the longest row, `positions` its number of positions, and `isSampled` is true if some steps are left out.
  */
-async function readMap(response) {
-  const { attention } = await response.json();
-  const rows = (attention.rows ?? attention.steps ?? []).map((row) => ({ seq: row.sequence_order, values: row.values, promptLength: 0 }));
-  const columns = attention.bins ?? Math.max(0, ...rows.map(({ values }) => values.length));
+function readMap({ rows, bins, row_len: positions, sampled }) {
   // The highest value of a step is often an attention sink, so the second highest ones determine the scale.
   const secondHighest = rows.flatMap(({ values }) => [...values].sort((a, b) => b - a).slice(1, 2));
-  return { rows, columns, positions: attention.row_len ?? columns, isSampled: attention.sampled === true, peak: Math.max(1e-6, ...secondHighest) };
+  return {
+    rows: rows.map(({ sequence_order: seq, values }) => ({ seq, values, promptLength: 0 })),
+    columns: bins, positions, isSampled: sampled, peak: Math.max(1e-6, ...secondHighest),
+  };
 }

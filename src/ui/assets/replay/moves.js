@@ -1,5 +1,5 @@
 // Movements of the cursor by actions such as `nextToken`. Pure.
-import { NEVER } from './rows.js';
+import { NEVER } from './run-columns.js';
 
 /**
  * Returns the event to which an action moves the cursor from event `n`, a message if there is no such event, or undefined for

@@ -1,9 +1,9 @@
 // The overview of a run, a strip behind the slider: bars for the surprise of its tokens, ticks for backtracks, actions and
 // errors, and dots for notes and feedback.
-import { palette, prepareCanvas, scheduleDrawing } from '../dom.js';
+import { palette, prepareCanvas, scheduleDrawing } from '../canvas.js';
 import { surprise } from './color.js';
 import { colorNameOf } from './lanes.js';
-import { NEVER } from './rows.js';
+import { NEVER } from './run-columns.js';
 
 /** Distance between two bars, in pixels. */
 const BIN_WIDTH = 2;
@@ -12,7 +12,7 @@ const BIN_WIDTH = 2;
  * Divides the events of a run into `count` bins of the same size. Returns the highest surprise of the tokens in each bin, and 1
  * in `removed` if one of them was removed later.
  */
-function bins(run, count) {
+function binsOf(run, count) {
   const highest = new Float32Array(count);
   const removed = new Uint8Array(count);
   const eventCount = Math.max(1, run.eventCount);
@@ -64,7 +64,7 @@ export class Overview {
   }
 
   #drawBars({ context, width, height }, colors) {
-    const { highest, removed } = bins(this.#run, Math.max(1, Math.floor(width / BIN_WIDTH)));
+    const { highest, removed } = binsOf(this.#run, Math.max(1, Math.floor(width / BIN_WIDTH)));
     // In a short run, a bar is as wide as two events. A token has about three events, so it does not cover the next bar.
     const barWidth = Math.max(BIN_WIDTH - 0.5, Math.min(10, (width / Math.max(1, this.#run.eventCount)) * 2));
     highest.forEach((value, bin) => {

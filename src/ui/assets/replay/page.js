@@ -1,5 +1,6 @@
 // The page of a run: the replay, whose state the URL contains, and the actions on the run.
-import { base, copyText, h, nextFrame, sendJson, singleFlight, toast } from '../dom.js';
+import { base, sendJson } from '../api.js';
+import { copyText, h, nextFrame, singleFlight, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
 import { Replay } from './replay.js';

@@ -1,10 +1,12 @@
 // The replay: one cursor over the events of a run, and all parts that follow it. The page of a run, the playground and
 // exported pages use it. A run is live while its events are arriving.
-import { base, fetchApi, toast } from '../dom.js';
+import { base, runPath } from '../api.js';
+import { toast } from '../dom.js';
 import { Coloring, MIN_SURPRISE, MODES, surprise } from './color.js';
 import { Cursor } from './cursor.js';
 import { Events } from './events.js';
 import { Search } from './find.js';
+import { ForkControls } from './forks.js';
 import { showCardOnHover } from './hover.js';
 import { Lanes } from './lanes.js';
 import { eventOf, targetOf } from './moves.js';
@@ -61,9 +63,9 @@ export class Replay {
   async open() {
     const { signal } = this.#closed;
     if (this.isLive) {
-      const [{ followRun }, { RunState }] = await Promise.all([import('./live.js'), import('./fold.js')]);
+      const [{ followRun }, { Fold }] = await Promise.all([import('./live.js'), import('./fold.js')]);
       if (signal.aborted) return;
-      this.#build(new Run(new RunState()));
+      this.#build(new Run(new Fold()));
       followRun(this.#id, {
         signal,
         onItems: (items) => this.#addItems(items),
@@ -77,8 +79,7 @@ export class Replay {
     placeholder.dataset.idle = 'Loading the run…';
     placeholder.toggleAttribute('data-empty', true);
     try {
-      const response = await fetchApi(`${this.#path}/columns`, { signal });
-      const run = Run.stored(await response.arrayBuffer());
+      const run = await Run.load(this.#id, signal);
       const [entry] = await firstEntries;
       if (!signal.aborted) this.#showComplete(run, entry?.event);
     } catch (error) {
@@ -91,7 +92,7 @@ export class Replay {
   /** Shows a run that has ended; `prefilled` is its Prefilled event. */
   #showComplete(run, prefilled) {
     this.#build(run, prefilled);
-    this.go(this.n, { keepSelection: true });
+    this.#draw();
   }
 
   /** Shows the recorded prompt of a Prefilled event: the roles of its messages, and its images. */
@@ -99,19 +100,19 @@ export class Replay {
     const prompt = event?.details?.prompt;
     if (!prompt) return;
     this.#parts.text.setPrompt(prompt, event.sequence_order);
-    this.#parts.panel.offerVectors(prompt.parameters?.steering ?? []);
+    this.#parts.forks?.offerVectors(prompt.parameters?.steering ?? []);
     this.#hooks.prompt?.(prompt);
     if (!prompt.images?.length) return;
     const load = () => this.#hooks.images?.() ?? import('./images.js');
     this.#parts.optional.showImages(load, this.#isLocal ? null : this.#id, prompt, this.#parts.text);
   }
 
-  /** Shows the run of an exported page. `rows` is an empty `RunState`, which gets the items. */
-  showLocal(rows, items) {
+  /** Shows the run of an exported page. `fold` is empty and gets the items. */
+  showLocal(fold, items) {
     this.#isLocal = true;
     this.#events.push(items, Infinity);
-    for (const item of items) rows.apply(item);
-    this.#showComplete(new Run(rows), items[0]);
+    for (const item of items) fold.apply(item);
+    this.#showComplete(new Run(fold), items[0]);
   }
 
   /** Ends all work and removes all listeners, before another run is shown in the same element. */
@@ -121,9 +122,6 @@ export class Replay {
     this.#el('find').value = '';
     this.#el('found').textContent = '';
   }
-
-  /** Path of the run in the API. */
-  get #path() { return `/api/v1/runs/${encodeURIComponent(this.#id)}`; }
 
   /** Returns the element of the replay with the attribute `data-{name}`. */
   #el(name) { return this.#root.querySelector(`[data-${name}]`); }
@@ -146,6 +144,7 @@ export class Replay {
       onRemovedClick: (row) => go(run.removedAt(row) - 1),
     });
     showCardOnHover(textBox, run, signal);
+    const forks = this.#isLocal ? null : new ForkControls(`${runPath(this.#id)}/forks`, { forked: this.#hooks.forked, vectors: JSON.parse(this.#root.dataset.vectors ?? 'null') });
     this.#parts = {
       text,
       textBox,
@@ -154,13 +153,8 @@ export class Replay {
       optional: new OptionalParts(signal, () => this.#showState()),
       overview: new Overview(this.#el('overview'), run, signal),
       lanes: new Lanes(this.#el('lanes'), run, go, signal),
-      panel: new Panel(this.#el('panel'), run, this.#events, {
-        go,
-        playgroundUrl: (n, next) => this.playgroundUrl(n, next),
-        forksPath: this.#isLocal ? null : `${this.#path}/forks`,
-        forked: this.#hooks.forked,
-        vectors: JSON.parse(this.#root.dataset.vectors ?? 'null'),
-      }),
+      forks,
+      panel: new Panel(this.#el('panel'), run, this.#events, forks, { go, playgroundUrl: (n, next) => this.playgroundUrl(n, next) }),
       player: new Player(run, this.#root.querySelector('[data-action=play]'), this.#el('speed'), signal, {
         at: () => this.n,
         go: (n) => this.go(n),
@@ -178,13 +172,14 @@ export class Replay {
     this.#addNewRows();
     // When it is created, it searches for the text that was typed while the run was loading.
     this.#parts.search = new Search(this.#el('find'), this.#el('found'), run, text, { signal, onLeave: () => textBox.focus() });
-    this.#updateAttention();
+    if (this.#state.attention) this.#loadAttention();
   }
 
   /** Adds the part that shows attention. */
   async #loadAttention() {
     const { attentionView: view, laterSteps: showsLaterSteps } = this.#state;
     const attention = await this.#parts.optional?.loadAttention(this.#run, this.#id, { view, showsLaterSteps }, {
+      isShown: () => this.#state.attention,
       isRecorded: () => this.#hasAttention,
       isLive: () => this.isLive,
       viewChanged: (attentionView, laterSteps) => this.#setState({ attentionView, laterSteps }),
@@ -194,14 +189,13 @@ export class Replay {
     });
     if (!attention) return;
     this.#parts.panel.addSection(attention.section);
-    attention.isOn = this.#state.attention;
-    this.go(this.n, { keepSelection: true });
+    this.#draw();
   }
 
   /** Shows the rows and marks that are new since the last call. */
   #addNewRows() {
     const { text, textBox, overview, lanes } = this.#parts;
-    text.addNewRows(this.isLive);
+    text.addNewRows({ buildAll: this.isLive });
     lanes.addNewMarks();
     this.#markAnnotations();
     overview.redraw();
@@ -245,29 +239,33 @@ export class Replay {
     }
     this.#events.push(items);
     this.#addNewRows();
-    const n = cursor.isFollowing ? run.eventCount : this.#parts.player.isPlaying ? this.n : this.#state.at ?? this.n;
-    this.go(n, { keepSelection: true, keepPanel: isComplete && n === this.n && removedAt === run.removedAt(row) });
+    const { n } = cursor;
+    cursor.keepAt(cursor.isFollowing ? run.eventCount : this.#parts.player.isPlaying ? n : this.#state.at ?? n);
+    this.#draw({ keepPanel: isComplete && n === this.n && removedAt === run.removedAt(row) });
   }
 
   #onEnd(summary) {
-    const n = this.#cursor.isFollowing ? this.#run.eventCount : this.n;
+    if (this.#cursor.isFollowing) this.#cursor.keepAt(this.#run.eventCount);
     this.isLive = false;
     this.#cursor.isFollowing = false;
     this.#addNewRows();
     this.#hasAttention = this.#hasAttention || Boolean(summary?.has_attention);
     this.#hooks.ended?.(summary);
-    this.go(n, { keepSelection: true });
+    this.#draw();
   }
 
-  /**
-   * Moves the cursor to event `n`; `run.eventCount` is the end. `keepSelection` keeps the selected row, and does not report a
-   * change of the state. `keepPanel` also keeps the panel and the mark of the cursor, if neither has changed.
-   */
-  go(n, { keepSelection = false, keepPanel = false } = {}) {
+  /** Moves the cursor to event `n`, where no row is selected; `run.eventCount` is the end. */
+  go(n) {
+    const { text, player } = this.#parts;
+    this.#cursor.moveTo(n, this.isLive);
+    text.resumeFollowing();
+    this.#draw();
+    if (!player.isPlaying) this.#setState({ at: this.atEnd ? null : this.n });
+  }
+
+  /** Draws all parts at the cursor. `keepPanel` keeps the panel and the mark of the cursor, if neither has changed. */
+  #draw({ keepPanel = false } = {}) {
     const cursor = this.#cursor;
-    if (!cursor) return;
-    if (keepSelection) cursor.keepAt(n);
-    else cursor.moveTo(n, this.isLive);
     const { text, overview, lanes, panel, position, optional: { attention }, player: { isPlaying } } = this.#parts;
     const { isFollowing, atEnd, selectedRow, row } = cursor;
     text.show(this.n, { showLater: this.#state.showLater && !isPlaying && !isFollowing, showRemoved: this.#state.showRemoved });
@@ -275,14 +273,12 @@ export class Replay {
       text.setCursor(atEnd && selectedRow === null ? null : cursor.addedRow, selectedRow, !isFollowing);
       panel.show(cursor.event, row);
     }
-    text.follow(isFollowing || (isPlaying && atEnd), !keepSelection);
+    text.follow(isFollowing || (isPlaying && atEnd));
     overview.moveCursor(this.n);
     lanes.moveCursor(this.n);
-    attention?.setSubject(row);
-    attention?.moveCursor(this.n);
+    attention?.moveCursor(this.n, row);
     const answerLength = position.show(cursor, { isLive: this.isLive, isQuiet: isFollowing || isPlaying });
     if (this.isLive) this.#hooks.grown?.(answerLength);
-    if (!keepSelection && !isPlaying) this.#setState({ at: atEnd ? null : this.n });
   }
 
   /** Ends playback and moves the cursor to event `n`. */
@@ -301,7 +297,7 @@ export class Replay {
     this.#parts.player.pause();
     if (!this.#run.isPrompt(row)) this.go(this.#run.addedAt(row));
     this.#cursor.selectedRow = row;
-    this.go(this.n, { keepSelection: true });
+    this.#draw();
   }
 
   /** Shows which buttons are pressed, and colors the text and the images: by attention if it is shown, else by the selected mode. */
@@ -312,26 +308,21 @@ export class Replay {
       this.#root.querySelector(`[data-action=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
     const { attention, images } = optional;
-    const isAttentionShown = this.#state.attention;
     if (attention) images?.addTo(attention.section);
-    images?.showAttention(isAttentionShown && attention?.shading ? attention.current : null);
-    coloring.show(this.#state.color, isAttentionShown, attention);
+    images?.showAttention(attention?.current ?? null);
+    coloring.show(this.#state.color, this.#state.attention, attention);
   }
 
   /** Selects the mode that colors the text, instead of attention. */
-  colorBy(id) {
-    this.#setState({ color: id, attention: false });
-    this.#updateAttention();
-    this.#showState();
-  }
+  colorBy(id) { this.#changeState({ color: id, attention: false }); }
 
-  /** Shows or hides attention, after it was enabled or disabled. */
-  #updateAttention() {
+  /** Changes and reports the state, and shows or hides attention. */
+  #changeState(change) {
+    this.#setState(change);
     const attention = this.#parts.optional?.attention;
-    if (attention) {
-      attention.isOn = this.#state.attention;
-      attention.moveCursor(this.n);
-    } else if (this.#state.attention) this.#loadAttention();
+    if (attention) attention.moveCursor(this.n, this.#cursor.row);
+    else if (this.#state.attention) this.#loadAttention();
+    this.#showState();
   }
 
   /** A copy of the state, which the URL of a page contains. */
@@ -355,10 +346,10 @@ export class Replay {
 
   /** Sets the reason why the run cannot be forked, or null. The panel shows it. */
   set notForkable(reason) {
-    const { panel } = this.#parts;
-    if (panel.notForkable === reason) return;
-    panel.notForkable = reason;
-    this.go(this.n, { keepSelection: true });
+    const { forks } = this.#parts;
+    if (forks.notForkable === reason) return;
+    forks.notForkable = reason;
+    this.#draw();
   }
 
   /** The run, or undefined before it is loaded. */
@@ -387,10 +378,8 @@ export class Replay {
       case 'slower': player.changeSpeed(-1); return true;
       case 'color': this.colorBy(MODES[Number(key) - 1].id); return true;
       case 'showRemoved': case 'showLater': case 'attention':
-        this.#setState({ [action]: !this.#state[action] });
-        this.#updateAttention();
-        this.go(this.n, { keepSelection: true });
-        this.#showState();
+        this.#changeState({ [action]: !this.#state[action] });
+        this.#draw();
         return true;
       case 'stages': panel.showStages(); return true;
       case 'find': search.focus(); return true;

@@ -1,10 +1,11 @@
 // A run that is shown: its rows (one per token), events and marks. In this folder, `i` and `row` are indexes of rows, `e` and
 // `seq` indexes of events, and `n` is an event or, after the last one, the end of the run.
+import { fetchApi, runPath } from '../api.js';
 import { parseColumns } from './columns.js';
-import { EVENT_TYPES, FLAGS, NEVER } from './rows.js';
+import { EVENT_TYPES, FLAGS, NEVER, SCALE, UNKNOWN } from './run-columns.js';
 
 export class Run {
-  #rows;
+  #columns;
   /** Event of the eviction of each evicted row. */
   #evictedAt = new Map();
   /** Number of marks whose evictions are in `#evictedAt`. */
@@ -14,38 +15,46 @@ export class Run {
   /** First row that was not added to the text at that eviction. */
   #nextRow = 0;
 
-  /** `rows` are the `Rows` of a stored run, or the `RunState` of a live one. */
-  constructor(rows) {
-    this.#rows = rows;
+  /** `columns` are the `RunColumns` of a stored run, or the `Fold` of a live one. */
+  constructor(columns) {
+    this.#columns = columns;
   }
 
   /** Reads a stored run from its columns. */
   static stored(buffer) { return new Run(parseColumns(buffer)); }
 
+  /** Loads a stored run. */
+  static async load(id, signal) {
+    const response = await fetchApi(`${runPath(id)}/columns`, { signal });
+    return Run.stored(await response.arrayBuffer());
+  }
+
   /** Applies the next item of a live run. */
-  apply(item) { this.#rows.apply(item); }
+  apply(item) { this.#columns.apply(item); }
 
   /** Number of rows, including removed ones. */
-  get count() { return this.#rows.count; }
-  get eventCount() { return this.#rows.eventCount; }
+  get count() { return this.#columns.count; }
+  get eventCount() { return this.#columns.eventCount; }
   /** Actions, exceptions, log lines and evictions: `{seq, kind, mod_name, label, evicted}`. */
-  get marks() { return this.#rows.marks; }
+  get marks() { return this.#columns.marks; }
 
-  text(i) { return this.#rows.text(i); }
-  token(i) { return this.#rows.token[i]; }
+  text(i) { return this.#columns.text(i); }
+  token(i) { return this.#columns.token[i]; }
   /** Position in the whole text, which includes evicted tokens. */
-  pos(i) { return this.#rows.pos[i]; }
+  pos(i) { return this.#columns.pos[i]; }
   /** Event that added the row. */
-  addedAt(i) { return this.#rows.addedAt[i]; }
+  addedAt(i) { return this.#columns.addedAt[i]; }
   /** First event at which the row is not visible anymore, or `NEVER`. */
-  removedAt(i) { return this.#rows.removedAt[i]; }
+  removedAt(i) { return this.#columns.removedAt[i]; }
   /** Milliseconds since the previous token. */
-  dt(i) { return this.#rows.dt[i]; }
-  logprob(i) { return this.#rows.logprob(i); }
-  entropy(i) { return this.#rows.entropy(i); }
-  rank(i) { return this.#rows.rank[i] || null; }
+  dt(i) { return this.#columns.dt[i]; }
+  /** Logprob in the model's distribution, or null. */
+  logprob(i) { return this.#columns.logprobs[i] === UNKNOWN ? null : -this.#columns.logprobs[i] / SCALE; }
+  /** Entropy of the distribution in bits, or null. */
+  entropy(i) { return this.#columns.entropies[i] === UNKNOWN ? null : this.#columns.entropies[i] / SCALE; }
+  rank(i) { return this.#columns.rank[i] || null; }
   /** The `FLAGS` of a row. Later items of a live run can change them. */
-  flags(i) { return this.#rows.flags[i]; }
+  flags(i) { return this.#columns.flags[i]; }
   isPrompt(i) { return this.#hasFlag(i, FLAGS.prompt); }
   isForced(i) { return this.#hasFlag(i, FLAGS.forced); }
   /** True for a token that ended the generation. */
@@ -58,12 +67,12 @@ export class Run {
   #hasFlag(i, flag) { return (this.flags(i) & flag) !== 0; }
 
   /** Returns the type of an event, such as `ForwardPass`. */
-  type(e) { return EVENT_TYPES[this.#rows.kinds[e]]; }
-  step(e) { return this.#rows.steps[e]; }
+  type(e) { return EVENT_TYPES[this.#columns.kinds[e]]; }
+  step(e) { return this.#columns.steps[e]; }
   /** True if the times of the events were recorded. */
   get isTimed() { return this.eventCount > 0 && this.time(this.eventCount - 1) > 0; }
   /** Time of an event in milliseconds since the run started. */
-  time(e) { return this.#rows.times[e]; }
+  time(e) { return this.#columns.times[e]; }
 
   /** Returns true if a row is part of the sequence at event `n`. */
   isVisible(i, n) { return this.addedAt(i) <= n && n < this.removedAt(i); }

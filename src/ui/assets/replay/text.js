@@ -5,9 +5,10 @@
 // moves, only the classes of rows whose state changes are written.
 import { h } from '../dom.js';
 import { appendText } from './glyphs.js';
-import { MAX_BLOCK_ROWS, mayEndBlock, roles } from './blocks.js';
-import { isChipVisible, removals } from './removals.js';
-import { NEVER } from './rows.js';
+import { MAX_BLOCK_ROWS, mayEndBlock, roleOf, rolesOf } from './blocks.js';
+import { RemovalChips } from './removals.js';
+import { NEVER } from './run-columns.js';
+import { TextScroll } from './text-scroll.js';
 
 /** States of a row at the current event. A row of a later event is hidden or shown dimmed. */
 const HIDDEN = 0;
@@ -16,17 +17,12 @@ const LATER = 2;
 const REMOVED = 3;
 /** Classes of the states. */
 const STATE_CLASSES = [' hidden', '', ' later', ' removed'];
-const ANSWER = { role: 'answer', dim: false };
-const PROMPT = { role: 'prompt', dim: false };
-const NEW_PROMPT = { role: 'new prompt', dim: false };
 /** Number of rows whose spans are created before the first frame: about as many as a window shows. */
 const FIRST_ROWS = 480;
 /** Duration of a task that creates spans, in milliseconds. */
 const TASK_MS = 16;
 /** Number of rows that a task adds to blocks. */
 const ROWS_PER_TASK = 4 * MAX_BLOCK_ROWS;
-/** Distance from its end, in pixels, at which the text still counts as being at its end. */
-const NEAR_END_PX = 40;
 
 export class Text {
   #root;
@@ -56,12 +52,8 @@ export class Text {
   #role = null;
   /** The recorded prompt: `{addedAt, roles}` with the roles by position, or null. */
   #prompt = null;
-  #removals = [];
-  #removalByLastRow = new Map();
-  /** Chips, the buttons that fold removed rows, by the event of the removal. */
-  #chips = new Map();
-  /** Events whose removed rows the user has unfolded. */
-  #unfolded = new Set();
+  #chips;
+  #scroll;
   #options;
   #n;
   #signal;
@@ -78,15 +70,6 @@ export class Text {
   #annotations = new Map();
   /** Elements that replace rows: `[first row, element]`. */
   #embedded = [];
-  /** The span to which the text scrolls. */
-  #target = null;
-  /** Newest known scroll position. */
-  #scrollTop = 0;
-  /** True while the text is kept at its end, unless the user has scrolled back. */
-  #isFollowing = false;
-  #isScrolledBack = false;
-  /** Observes the parts. New blocks get their actual heights only in the next frame, so the end moves then. */
-  #resized = new ResizeObserver(() => this.#scrollToEnd());
 
   /**
    * Shows the text at event `n`, including later rows if `options.showLater`, and removed ones if `options.showRemoved`.
@@ -98,6 +81,8 @@ export class Text {
     this.#n = n;
     this.#options = options;
     this.#signal = signal;
+    this.#chips = new RemovalChips(run);
+    this.#scroll = new TextScroll(root);
     root.addEventListener('click', (event) => {
       const chip = event.target.closest('.chip');
       if (chip) return this.#toggleRemoval(chip._removedAt);
@@ -110,27 +95,24 @@ export class Text {
       if (skipped) this.#nearby.delete(target._block);
       else this.#nearby.add(target._block);
     });
-    root.addEventListener('scroll', () => this.#onScroll());
   }
 
   /** Sets the recorded prompt, which a Prefilled event added. Its messages become parts of the text. */
   setPrompt(prompt, addedAt) {
-    this.#prompt = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
+    this.#prompt = { addedAt, roles: rolesOf(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
-  /** Adds the rows that are new since the last call. Creates the spans of all of them if `all` is true, else of the first ones. */
-  addNewRows(all) {
-    // The event of a scroll may arrive after the new rows.
-    if (this.#root.scrollTop < this.#scrollTop) this.#onScroll();
-    this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
-    this.#removalByLastRow = new Map(this.#removals.map((removal) => [removal.last, removal]));
-    this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS);
+  /** Adds the rows that are new since the last call. Creates the spans of all of them if `buildAll` is true, else of the first ones. */
+  addNewRows({ buildAll }) {
+    this.#scroll.noticeScroll();
+    const withoutChip = this.#chips.refresh();
+    this.#addRows(buildAll ? this.#run.count : this.#blockOf.length + FIRST_ROWS);
+    for (const i of withoutChip) if (this.#spans[i]) this.#chips.add(i, this.#spans[i]);
     let rows = 0;
-    for (let b = this.#firstUnbuilt; b < this.#blocks.length && (all || rows < FIRST_ROWS); b += 1) {
+    for (let b = this.#firstUnbuilt; b < this.#blocks.length && (buildAll || rows < FIRST_ROWS); b += 1) {
       this.#build(this.#blocks[b]);
       rows += this.#blocks[b].end - this.#blocks[b].first;
     }
-    for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
     // Rows may have been removed since the last call, and their flags may have changed.
     this.#spans.forEach((_, i) => { if (this.#run.flags(i) !== this.#flags[i]) this.#setClasses(i); });
     this.#updateStates();
@@ -144,14 +126,14 @@ export class Text {
 
   /** Adds row `i` to the last block, or to a new one. */
   #addToBlock(i) {
-    const { role } = this.#roleOf(i);
+    const { role } = roleOf(this.#run, this.#prompt, i);
     let block = this.#blocks.at(-1);
     if (role !== this.#role) {
       this.#role = role;
       const rows = h('div');
       const part = h('div', { class: 'part', 'data-role': role }, h('b', {}, role), rows);
       this.#root.append(part);
-      this.#resized.observe(part);
+      this.#scroll.observe(part);
       block = this.#addBlock(i, part, rows);
     } else if (mayEndBlock(block.end - block.first, this.#run.text(i - 1))) {
       block = this.#addBlock(i, block.part, block.el.parentElement);
@@ -175,8 +157,7 @@ export class Text {
     for (; block.built < block.end; block.built += 1) {
       const i = block.built;
       this.#addSpan(block.el, i);
-      const removal = this.#removalByLastRow.get(i);
-      if (removal) this.#addChip(removal);
+      this.#chips.add(i, this.#spans[i]);
     }
   }
 
@@ -215,16 +196,6 @@ export class Text {
     for (const near of this.#blocks.slice(Math.max(0, b - 2), b + 3)) this.#build(near);
   }
 
-  /** Adds the chip of a removal after its last row. */
-  #addChip(removal) {
-    const names = this.#run.actionsAt(removal.removedAt - 1).map((mark) => mark.mod_name);
-    const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'visually-hidden' }, ' tokens removed'));
-    chip._removedAt = removal.removedAt;
-    this.#chips.set(removal.removedAt, chip);
-    this.#spans[removal.last].after(chip);
-    this.#updateChip(removal, chip);
-  }
-
   /** Creates the span of row `i`. */
   #addSpan(parent, i) {
     const span = document.createElement('span');
@@ -238,7 +209,7 @@ export class Text {
   /** Determines the classes of row `i`, which has a span. */
   #setClasses(i) {
     const run = this.#run;
-    const isDim = this.#roleOf(i).dim || run.isStop(i);
+    const isDim = roleOf(run, this.#prompt, i).dim || run.isStop(i);
     this.#flags[i] = run.flags(i);
     this.#fixedClasses[i] = `token${run.isPrompt(i) ? ' prompt' : run.isForced(i) ? ' forced' : ''}${isDim ? ' dim' : ''}${run.isError(i) ? ' error' : ''}`;
     this.#colorClasses[i] = this.#colorClassOf(i);
@@ -268,13 +239,6 @@ export class Text {
     return removedAt <= this.#n ? REMOVED : VISIBLE;
   }
 
-  #roleOf(i) {
-    const run = this.#run;
-    if (!run.isPrompt(i)) return ANSWER;
-    if (this.#prompt && run.addedAt(i) > this.#prompt.addedAt) return NEW_PROMPT;
-    return this.#prompt?.roles[run.pos(i)] ?? PROMPT;
-  }
-
   #colorClassOf(i) {
     const color = this.#colorOf(i);
     return color === 'touched' ? ' touched' : color >= 0 ? ` b${color}` : '';
@@ -287,7 +251,7 @@ export class Text {
     const state = this.#states[i];
     const isShadedLater = state === LATER && this.#colorsLater && this.#colorClasses[i];
     let classes = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClasses[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
-    if (state === REMOVED && this.#unfolded.has(removedAt)) classes += ' unfolded';
+    if (state === REMOVED && this.#chips.isUnfolded(removedAt)) classes += ' unfolded';
     if (i === this.#cursor) classes += ' current';
     if (i === this.#selected) classes += ' selected';
     if (this.#matches.has(i)) classes += ' match';
@@ -337,28 +301,14 @@ export class Text {
     this.#updateVisibility();
   }
 
-  #isUnfolded(removal) { return this.#options.showRemoved || this.#unfolded.has(removal.removedAt); }
-
-  /** Updates a chip, if it exists. Returns true if the chip of the removal is visible. */
-  #updateChip(removal, chip) {
-    const isVisible = isChipVisible(removal, this.#n, (other) => this.#isUnfolded(other));
-    if (chip) {
-      const expanded = String(this.#isUnfolded(removal));
-      if (chip.hidden === isVisible) chip.hidden = !isVisible;
-      if (chip.ariaExpanded !== expanded) chip.ariaExpanded = expanded;
-    }
-    return isVisible;
-  }
-
   /** Shows or hides chips, embedded elements, blocks and parts at the current event. */
   #updateVisibility() {
     this.#updateEmbedded();
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
     for (const block of this.#blocks) block.chips = 0;
-    for (const removal of this.#removals) {
-      const isVisible = this.#updateChip(removal, this.#chips.get(removal.removedAt));
-      const block = this.#blockOf[removal.last];
-      if (isVisible && block) block.chips += 1;
+    for (const row of this.#chips.update(this.#n, this.#options.showRemoved)) {
+      const block = this.#blockOf[row];
+      if (block) block.chips += 1;
     }
     const visibleParts = new Set();
     for (const block of this.#blocks) {
@@ -374,7 +324,7 @@ export class Text {
 
   /** Folds or unfolds the rows that an event removed. */
   #toggleRemoval(removedAt) {
-    if (!this.#unfolded.delete(removedAt)) this.#unfolded.add(removedAt);
+    this.#chips.toggle(removedAt);
     for (let i = 0; i < this.#run.count; i += 1) if (this.#run.removedAt(i) === removedAt) this.#writeClass(i);
     this.#updateStates();
   }
@@ -386,55 +336,19 @@ export class Text {
     this.#cursor = row;
     this.#selected = selected;
     for (const i of new Set([...old, row, selected])) if (i !== null) this.#writeClass(i);
-    this.#target = this.#spans[selected ?? row ?? -1];
-    if (scroll && this.#target) this.#reveal(this.#target);
+    this.#scroll.reveal(scroll ? this.#spans[selected ?? row ?? -1] : null);
   }
 
-  /** Scrolls the text so that a span is visible, at some distance from the edges. */
-  #reveal(span, tries = 3) {
-    const view = this.#root.getBoundingClientRect();
-    const bounds = span.getBoundingClientRect();
-    if (bounds.width === 0 && bounds.height === 0) return;
-    const margin = Math.min(80, view.height / 4);
-    // `scrollIntoView` would also scroll the page on small screens.
-    const above = view.top + margin - bounds.top;
-    const below = bounds.bottom - view.bottom + margin;
-    if (above <= 0 && below <= 0) return;
-    if (Math.max(above, below) > view.height) this.#root.scrollTop += bounds.top - view.top - view.height / 3;
-    else this.#root.scrollTop += above > 0 ? -above : below;
-    // Blocks that were off screen get their actual heights only now, so the position may have changed.
-    if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
-  }
+  /** Keeps the text at its end while `isFollowing` is true. When the user scrolls back, it stays there until the user returns to the end. */
+  follow(isFollowing) { this.#scroll.follow(isFollowing); }
 
-  /**
-   * Keeps the text at its end while `isFollowing` is true. When the user scrolls back, it stays there until the user returns to the
-   * end, or until a call with `resume`.
-   */
-  follow(isFollowing, resume) {
-    this.#isFollowing = isFollowing;
-    if (resume) this.#isScrolledBack = false;
-    this.#scrollToEnd();
-  }
-
-  #scrollToEnd() {
-    if (!this.#isFollowing || this.#isScrolledBack) return;
-    this.#root.scrollTop = this.#root.scrollHeight;
-    this.#scrollTop = this.#root.scrollTop;
-  }
-
-  #onScroll() {
-    const { scrollTop, scrollHeight, clientHeight } = this.#root;
-    const rest = scrollHeight - clientHeight - scrollTop;
-    // If the text becomes shorter, the browser scrolls back, but to the end of the text. Positions can be fractions of a pixel.
-    if (scrollTop < this.#scrollTop) this.#isScrolledBack = rest > 1;
-    else if (rest <= NEAR_END_PX) this.#isScrolledBack = false;
-    this.#scrollTop = scrollTop;
-  }
+  /** Lets the text follow its end again, although the user has scrolled back. */
+  resumeFollowing() { this.#scroll.resumeFollowing(); }
 
   /** Returns true if a row is shown: visible, or shown as a later or removed one. */
   isShown(i) {
     const state = this.#states[i] ?? this.#stateAt(i);
-    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#unfolded.has(this.#run.removedAt(i))));
+    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#chips.isUnfolded(this.#run.removedAt(i))));
   }
 
   /** Highlights the rows of one match of the search, instead of the ones before. */
@@ -443,9 +357,7 @@ export class Text {
     const old = this.#matches;
     this.#matches = new Set(rows);
     for (const i of [...old, ...rows]) this.#writeClass(i);
-    if (!rows.length) return;
-    this.#target = this.#spans[rows[0]];
-    this.#reveal(this.#target);
+    if (rows.length) this.#scroll.reveal(this.#spans[rows[0]]);
   }
 
   /** Marks the rows with notes and feedback, `{row, tone, text}`. */

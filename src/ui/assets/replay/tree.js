@@ -1,9 +1,9 @@
 // The family of a run: order of its members, descriptions of forks, and statistics. Pure.
-import { NEVER } from './rows.js';
+import { NEVER } from './run-columns.js';
 import { displayText } from './glyphs.js';
 
 /** Returns the members of a family depth first, each with its `depth`. A fork whose parent is missing has depth 0. */
-export function order(members) {
+export function sortFamily(members) {
   const children = new Map();
   const known = new Set(members.map((m) => m.run_id));
   for (const m of members) {

@@ -1,56 +1,7 @@
-// Modules of the page frame, the run list and the playground that need no browser. Run: node --test tests/js
+// Conversion between the form of the playground, requests and recorded runs.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { keyLabel } from '../../src/ui/assets/help.js';
-import { SHORTCUTS, actionOf, keyOf } from '../../src/ui/assets/keys.js';
-import { SseParser } from '../../src/ui/assets/sse.js';
-import { destination } from '../../src/ui/assets/goto.js';
-import { uploadOf } from '../../src/ui/assets/mod-source.js';
-import { TokenChain } from '../../src/ui/assets/next-token.js';
-import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from '../../src/ui/assets/request.js';
-
-test('events are complete for any split of the stream', () => {
-  const text = ': hello\r\n\r\nevent: item\nid: 3\ndata: {"a":\ndata: 1}\n\ndata: x\r\r';
-  for (let size = 1; size < text.length; size += 1) {
-    const parser = new SseParser();
-    const events = [];
-    for (let i = 0; i < text.length; i += size) events.push(...parser.push(text.slice(i, i + size)));
-    events.push(...parser.push('\n'));
-    assert.deepEqual(events, [{ event: 'item', id: '3', data: '{"a":\n1}' }, { event: 'message', id: null, data: 'x' }], `cut by ${size}`);
-  }
-});
-
-test('each key has one function per page', () => {
-  for (const page of ['runs', 'replay', 'compare', 'playground']) {
-    const seen = new Set();
-    for (const [, rows] of SHORTCUTS) {
-      for (const [keys, , , on] of rows) {
-        if (on && on !== page) continue;
-        for (const key of keys) {
-          assert.ok(!seen.has(key), `${key} on ${page}`);
-          seen.add(key);
-        }
-      }
-    }
-  }
-  assert.equal(actionOf('j', ['runs']), 'nextRow');
-  assert.equal(actionOf('j', ['replay']), 'nextRun');
-  assert.equal(actionOf('?', ['anywhere']), 'help');
-  assert.equal(actionOf('z', ['replay']), null);
-  assert.equal(keyLabel('Shift+ArrowRight'), 'Shift →');
-  assert.equal(keyLabel('+'), '+');
-});
-
-test('AltGr and Option are part of a typed character, and other keys with Alt are left to the browser', () => {
-  const press = (key, modifiers) => keyOf({ key, shiftKey: false, ctrlKey: false, metaKey: false, altKey: false, ...modifiers, getModifierState: (name) => name === 'AltGraph' && Boolean(modifiers.altGraph) });
-  assert.equal(press(']', { ctrlKey: true, altKey: true, altGraph: true }), ']', 'AltGr on Windows');
-  assert.equal(press(']', { altGraph: true }), ']', 'AltGr on Linux');
-  assert.equal(press('[', { altKey: true }), '[', 'Option on a Mac');
-  assert.equal(press('e', { altKey: true }), null);
-  assert.equal(press('[', { ctrlKey: true, altKey: true }), null);
-  assert.equal(press('k', { metaKey: true }), 'Ctrl+k');
-  assert.equal(press('ArrowLeft', { shiftKey: true }), 'Shift+ArrowLeft');
-});
+import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from '../../src/ui/assets/playground/request.js';
 
 const form = {
   tab: 'chat', raw: '', stop: 'a\n\nb', attention: true, model: 'm',
@@ -146,40 +97,4 @@ test('differences name the fields that differ from the original form', () => {
     { name: 'logit lens', before: '', after: 'recorded' },
     { name: 'prompt', before: 'user: hi', after: 'user: ho' },
   ]);
-});
-
-test('chosen tokens are kept as ids until the text or the model changes', () => {
-  const chain = new TokenChain();
-  assert.equal(chain.idsOf('', 'm'), null, 'the empty text must be tokenized too');
-  chain.start('Once', [1, 40], 'm');
-  const text = chain.append(7, ' upon');
-  assert.equal(text, 'Once upon');
-  assert.deepEqual(chain.idsOf(text, 'm'), [1, 40, 7]);
-  assert.equal(chain.append(9, ''), text, 'a token without text');
-  assert.deepEqual(chain.idsOf(text, 'm'), [1, 40, 7, 9]);
-  assert.equal(chain.idsOf(text, 'n'), null, 'another model has other tokens');
-  assert.equal(chain.idsOf('Once up', 'm'), null);
-  assert.equal(chain.undo(), text);
-  assert.equal(chain.undo(), 'Once');
-  assert.equal(chain.chosenCount, 0);
-  assert.equal(chain.undo(), 'Once', 'only chosen tokens are removed');
-  assert.deepEqual(chain.idsOf('Once', 'm'), [1, 40]);
-});
-
-test('command field finds events, tokens, runs, pages and searches', () => {
-  const id = '0192f0c4-0000-7000-8000-000000000001';
-  assert.deepEqual(destination('event 1207', true), { event: 1207 });
-  assert.deepEqual(destination(' 12 ', true), { event: 12 });
-  assert.deepEqual(destination('token 400', true), { token: 400 });
-  assert.equal(destination('12', false).href, '/runs?q=12');
-  assert.equal(destination(id, true).href, `/runs/${id}`);
-  assert.equal(destination('Mods', false).href, '/mods');
-  assert.equal(destination('model:demo "a b"', true).href, '/runs?q=model%3Ademo+%22a+b%22');
-  assert.equal(destination('  ', true), null);
-});
-
-test('saved mod keeps the fields of its previous version except the source', () => {
-  const kept = { name: 'calm', language: 'python', module: null, entrypoint: 'f', description: 'Calm.', source: null };
-  assert.deepEqual(uploadOf(kept, 'calm', 'x = 1'), { name: 'calm', language: 'python', entrypoint: 'f', description: 'Calm.', source: 'x = 1' });
-  assert.deepEqual(uploadOf({}, 'new', ''), { name: 'new', language: 'python', source: '' });
 });

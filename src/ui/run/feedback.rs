@@ -1,9 +1,9 @@
 //! Feedback on a run, formatted for pages.
 
-use super::shell::{format_timestamp, machine_time};
 use crate::events::Scope;
 use crate::server::App;
 use crate::store::{Feedback, RunSummary};
+use crate::ui::shell::TimeView;
 
 /// The fields of one feedback entry for the templates.
 pub(super) struct FeedbackView {
@@ -15,8 +15,7 @@ pub(super) struct FeedbackView {
     /// Index of the token in the answer that it refers to, from 0.
     pub(super) position: Option<i64>,
     pub(super) user: String,
-    pub(super) created_at: String,
-    pub(super) created_text: String,
+    pub(super) created: TimeView,
 }
 
 /// Returns the feedback on a run, oldest first; empty if the database fails, because the page is useful without it.
@@ -40,8 +39,7 @@ impl FeedbackView {
             text: feedback.text.clone().unwrap_or_default(),
             position: feedback.position.map(i64::from),
             user: feedback.user_label.clone().unwrap_or_default(),
-            created_at: machine_time(feedback.created_at),
-            created_text: format_timestamp(feedback.created_at),
+            created: feedback.created_at.into(),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Notes on a run, formatted for pages.
 
-use super::shell::{format_timestamp, machine_time};
 use crate::events::Scope;
 use crate::server::App;
 use crate::store::{Note, RunSummary};
+use crate::ui::shell::TimeView;
 
 /// The fields of one note for the templates.
 pub(super) struct NoteView {
@@ -11,8 +11,7 @@ pub(super) struct NoteView {
     /// Index in the answer of the token that the note is about, from 0.
     pub(super) position: Option<u32>,
     pub(super) user: String,
-    pub(super) updated_at: String,
-    pub(super) updated_text: String,
+    pub(super) updated: TimeView,
 }
 
 /// Returns the notes of a run; empty if the database fails, because the page is useful without them.
@@ -28,8 +27,7 @@ impl From<Note> for NoteView {
             text: note.text,
             position: note.position,
             user: note.user_label.unwrap_or_default(),
-            updated_at: machine_time(note.updated_at),
-            updated_text: format_timestamp(note.updated_at),
+            updated: note.updated_at.into(),
         }
     }
 }

@@ -1,5 +1,5 @@
-// The rows of a run, one for each token that ever entered the sequence, in the encoding of the stored columns. The subclass
-// `RunState` adds the rows of a live run. Pure.
+// The columns of a run, in the encoding of the stored ones. It has a row for each token that ever entered the sequence. The
+// subclass `Fold` adds the items of a live run. Pure.
 
 /** `removedAt` of a row that is never removed. */
 export const NEVER = 0xffff_ffff;
@@ -35,27 +35,17 @@ export const EVENT_COLUMNS = { kinds: Uint8Array, steps: Uint32Array, times: Uin
  * Rows, events and marks of one run. The typed arrays may be longer than `count` and `eventCount`. Row `i` is visible at event
  * `n`, from 0 to `eventCount`, if `addedAt[i] <= n && n < removedAt[i]`.
  */
-export class Rows {
+export class RunColumns {
   count = 0;
   eventCount = 0;
   marks = [];
   strings = [];
 
-  /** Creates the rows of a stored run; `rows` and `events` are its columns. */
-  static of({ rows, events, ...rest }) { return Object.assign(new Rows(), rows, events, rest); }
+  /** Creates the columns of a stored run; `rows` and `events` are those of its rows and events. */
+  static of({ rows, events, ...rest }) { return Object.assign(new RunColumns(), rows, events, rest); }
 
   /** Returns the text of row `i`. */
   text(i) {
     return this.strings[this.textIndex[i]];
-  }
-
-  /** Returns the logprob of row `i` in the model's distribution, or null. */
-  logprob(i) {
-    return this.logprobs[i] === UNKNOWN ? null : -this.logprobs[i] / SCALE;
-  }
-
-  /** Returns the entropy of the distribution at row `i`, in bits, or null. */
-  entropy(i) {
-    return this.entropies[i] === UNKNOWN ? null : this.entropies[i] / SCALE;
   }
 }

@@ -1,59 +1,59 @@
 //! A run formatted for pages.
 
-use super::shell::{encoded, format_timestamp, machine_time, runs_href};
 use crate::events::{RunParent, RunStatus};
 use crate::store::RunSummary;
+use crate::ui::error::sentence;
+use crate::ui::shell::{TimeView, duration, encoded, runs_href, short};
 use std::fmt::Write as _;
 
 /// The fields of a run as texts for the templates.
-pub(super) struct RunPageView {
-    pub(super) id: String,
-    pub(super) request_id: String,
-    pub(super) href: String,
-    pub(super) title: String,
-    pub(super) prompt: String,
-    pub(super) output: String,
-    pub(super) model: String,
-    pub(super) surface: String,
-    pub(super) mods: Vec<String>,
-    pub(super) tags: Vec<TagView>,
-    pub(super) user: String,
+pub(in crate::ui) struct RunSummaryView {
+    pub id: String,
+    pub request_id: String,
+    pub href: String,
+    /// The beginning of the prompt; the request id of a run without a text of its prompt.
+    pub title: String,
+    pub output: String,
+    pub model: String,
+    pub surface: String,
+    pub mods: Vec<String>,
+    pub tags: Vec<TagView>,
+    pub user: String,
     /// Metadata from the client.
-    pub(super) metadata: Vec<(String, String)>,
-    pub(super) status: &'static str,
-    pub(super) reason: &'static str,
-    pub(super) message: String,
-    pub(super) created_at: String,
-    pub(super) created_text: String,
-    pub(super) tokens: i32,
-    pub(super) backtracked: i32,
-    pub(super) forced: i32,
-    pub(super) errors: i32,
-    pub(super) events: i32,
-    pub(super) speed: String,
-    pub(super) first_token: String,
-    pub(super) sampling: String,
-    pub(super) mod_text: String,
-    pub(super) attention: bool,
-    pub(super) strip: String,
-    pub(super) text_href: String,
-    pub(super) export_href: String,
-    pub(super) export_name: String,
-    pub(super) export_html_href: String,
-    pub(super) again_href: String,
+    pub metadata: Vec<(String, String)>,
+    pub status: &'static str,
+    pub reason: &'static str,
+    pub message: String,
+    pub created: TimeView,
+    pub tokens: i32,
+    pub backtracked: i32,
+    pub forced: i32,
+    pub errors: i32,
+    pub events: i32,
+    pub speed: String,
+    pub first_token: String,
+    pub sampling: String,
+    pub mod_text: String,
+    pub attention: bool,
+    pub strip: String,
+    pub text_href: String,
+    pub export_href: String,
+    pub export_name: String,
+    pub export_html_href: String,
+    pub again_href: String,
     /// Page of the run that this one was forked from; empty for other runs.
-    pub(super) parent_href: String,
+    pub parent_href: String,
     /// The step of the fork and its change.
-    pub(super) parent_text: String,
+    pub parent_text: String,
     /// True in a list for a fork below another run of its family.
-    pub(super) is_branch: bool,
+    pub is_branch: bool,
 }
 
 /// A tag with a link to its runs.
-pub(super) struct TagView {
-    pub(super) name: String,
-    pub(super) q: String,
-    pub(super) href: String,
+pub(in crate::ui) struct TagView {
+    pub name: String,
+    pub q: String,
+    pub href: String,
 }
 
 impl TagView {
@@ -68,16 +68,15 @@ fn to_text(value: &serde_json::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-impl RunPageView {
+impl RunSummaryView {
     /// Creates the view. `q` is the filter of the list that links to the run and is kept in its URL.
-    pub(super) fn new(run: &RunSummary, q: &str) -> Self {
+    pub(in crate::ui) fn new(run: &RunSummary, q: &str) -> Self {
         let id = run.run_id.to_string();
         let prompt = one_line(&run.prompt_preview);
         let query = if q.is_empty() { String::new() } else { format!("?q={}", encoded(q)) };
         Self {
             href: format!("/runs/{id}{query}"),
-            title: if prompt.is_empty() { run.request_id.clone() } else { prompt.clone() },
-            prompt: if prompt.is_empty() { run.request_id.clone() } else { prompt },
+            title: if prompt.is_empty() { run.request_id.clone() } else { prompt },
             output: one_line(&run.output_preview),
             model: run.model.clone().unwrap_or_default(),
             surface: run.surface.as_str().replace('_', "-"),
@@ -92,15 +91,14 @@ impl RunPageView {
                 other => other,
             }),
             message: run.message.clone().unwrap_or_default(),
-            created_at: machine_time(run.created_at),
-            created_text: format_timestamp(run.created_at),
+            created: run.created_at.into(),
             tokens: run.completion_tokens,
             backtracked: run.backtracked,
             forced: run.forced,
             errors: run.errors,
             events: run.events,
             speed: speed(run),
-            first_token: run.first_token_us.map(duration).unwrap_or_default(),
+            first_token: run.first_token_us.map(|us| duration(us as f64)).unwrap_or_default(),
             sampling: sampling(run),
             mod_text: run
                 .mod_text
@@ -124,7 +122,7 @@ impl RunPageView {
 }
 
 /// Describes the step of a fork and its change.
-pub(super) fn describe_fork(parent: &RunParent) -> String {
+fn describe_fork(parent: &RunParent) -> String {
     let change = &parent.change;
     let mut changes = Vec::new();
     if let Some(text) = change["text"].as_str() {
@@ -160,13 +158,13 @@ fn describe_vector(vector: &serde_json::Value) -> String {
 }
 
 /// A notice at the top of a run's page.
-pub(super) struct Banner {
-    pub(super) tone: &'static str,
-    pub(super) text: String,
+pub(in crate::ui) struct Banner {
+    pub tone: &'static str,
+    pub text: String,
 }
 
 /// Returns the banners of a run.
-pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
+pub(in crate::ui) fn banners(run: &RunSummary) -> Vec<Banner> {
     let mut banners = Vec::new();
     let mut add = |tone, text: String| banners.push(Banner { tone, text });
     match run.status {
@@ -177,10 +175,7 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
         RunStatus::Failed => {
             add(
                 "err",
-                format!(
-                    "This run failed: {}",
-                    super::error::sentence(run.message.as_deref().unwrap_or("no reason was recorded"))
-                ),
+                format!("This run failed: {}", sentence(run.message.as_deref().unwrap_or("no reason was recorded"))),
             );
         }
         RunStatus::Cancelled => {
@@ -198,7 +193,7 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
 }
 
 /// Returns a preview on one line. Control characters, which could reorder the line, become spaces.
-fn one_line(text: &str) -> String {
+pub(in crate::ui) fn one_line(text: &str) -> String {
     let is_hidden = |c: char| {
         c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
@@ -232,20 +227,6 @@ fn sampling(run: &RunSummary) -> String {
     parts.join(" · ")
 }
 
-/// Removes the digits added by the conversion of an `f32`.
-pub(super) fn short(value: f64) -> f64 {
-    (value * 1e4).round() / 1e4
-}
-
-/// Formats a duration in microseconds.
-fn duration(us: i64) -> String {
-    match us {
-        ..1_000 => format!("{us} µs"),
-        1_000..10_000_000 => format!("{} ms", us / 1_000),
-        _ => format!("{:.1} s", us as f64 / 1e6),
-    }
-}
-
 /// Returns the surprise strip as an SVG path in a box of 96 × 16, one bar per group; empty for a run without numbers.
 fn strip_path(strip: &[u8]) -> String {
     if strip.iter().all(|value| *value == 0) {
@@ -263,7 +244,7 @@ fn strip_path(strip: &[u8]) -> String {
 }
 
 #[cfg(test)]
-pub(super) fn sample() -> RunSummary {
+pub(in crate::ui) fn sample() -> RunSummary {
     use crate::events::{FinishReason, RunId, Surface};
     use chrono::DateTime;
     RunSummary {
@@ -308,13 +289,13 @@ pub(super) fn sample() -> RunSummary {
 
 #[cfg(test)]
 mod tests {
-    use super::{RunPageView, describe_fork, sample, strip_path};
+    use super::{RunSummaryView, describe_fork, sample, strip_path};
     use crate::events::RunParent;
     use serde_json::json;
 
     #[test]
     fn run_is_formatted_for_display() {
-        let view = RunPageView::new(&sample(), "mod:\"a b\"");
+        let view = RunSummaryView::new(&sample(), "mod:\"a b\"");
         assert_eq!(view.title, "Explain <script>alert(1)</script> why it rains");
         assert_eq!(view.speed, "40.6 tok/s");
         assert_eq!(view.first_token, "120 ms");

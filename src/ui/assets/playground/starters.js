@@ -1,5 +1,5 @@
 // Starters: example requests that the empty playground offers.
-import { h } from './dom.js';
+import { h } from '../dom.js';
 
 const SCHEMA = { type: 'object', properties: { name: { type: 'string' }, age: { type: 'integer' } }, required: ['name', 'age'] };
 

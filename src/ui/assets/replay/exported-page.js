@@ -1,6 +1,7 @@
 // The page of an exported run: a replay without a server, of items that the page itself contains.
 import { listenForShortcuts } from '../keys.js';
-import { RunState } from './fold.js';
+import { parseItems } from './events.js';
+import { Fold } from './fold.js';
 import { Images } from './images.js';
 import { Replay } from './replay.js';
 
@@ -8,14 +9,14 @@ import { Replay } from './replay.js';
 export async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const lines = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'))).text();
-  return lines.split('\n').filter(Boolean).map((line) => JSON.parse(line));
+  return parseItems(lines);
 }
 
 async function showRun(root) {
   // The file does not contain the attention of the run.
   root.querySelector('[data-action=attention]').hidden = true;
   const replay = new Replay(root, '', { hooks: { images: () => ({ Images }) } });
-  replay.showLocal(new RunState(), await unpack(document.querySelector('[data-items]').textContent));
+  replay.showLocal(new Fold(), await unpack(document.querySelector('[data-items]').textContent));
   listenForShortcuts(['replay'], (action, key) => action !== 'attention' && replay.act(action, key));
 }
 

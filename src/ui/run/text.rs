@@ -1,16 +1,16 @@
 //! A run as plain text and a table of events, for browsers without JavaScript.
 
-use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
 use super::notes::{self, NoteView};
 use super::reported::{self, ReportedView};
-use super::run::{Banner, RunPageView, banners};
-use super::shell::Shell;
+use super::view::{Banner, RunSummaryView, banners};
 use crate::events::{ActionRecord, ActionType, Event, EventType, RunId, Scope, TraceItem};
 use crate::server::{ApiError, App};
 use crate::store::RunSummary;
 use crate::trace::columns;
 use crate::trace::fold::{NEVER, flags};
+use crate::ui::error;
+use crate::ui::shell::{Shell, render};
 use askama::Template;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -28,7 +28,7 @@ const MAX_CANDIDATES: usize = 3;
 #[template(path = "replay_text.html")]
 struct TextPage {
     shell: Shell,
-    run: RunPageView,
+    run: RunSummaryView,
     banners: Vec<Banner>,
     reported: ReportedView,
     notes: Vec<NoteView>,
@@ -62,7 +62,7 @@ struct Line {
 /// Renders events starting at `from`.
 pub(super) async fn page(app: &App, scope: &Scope, run: &RunSummary, from: i32, headers: &HeaderMap) -> Response {
     match read(app, scope, run, from.clamp(0, run.events.max(0)), headers).await {
-        Ok(page) => show(StatusCode::OK, &page),
+        Ok(page) => render(StatusCode::OK, &page),
         Err(error) => error::render(headers, &error),
     }
 }
@@ -76,8 +76,8 @@ async fn read(
 ) -> Result<TextPage, ApiError> {
     let store = app.store()?;
     let to = from.saturating_add(EVENTS_PER_PAGE).min(run.events);
-    let items = store.items(scope, run.run_id, from..to).await.map_err(error::failed)?;
-    let columns = store.columns(scope, run.run_id).await.map_err(error::failed)?;
+    let items = store.items(scope, run.run_id, from..to).await?;
+    let columns = store.columns(scope, run.run_id).await?;
     let (prompt, answer) = match columns.as_deref().map(columns::decode).transpose() {
         Ok(columns) => columns.map(|columns| texts(&columns)).unwrap_or_default(),
         Err(error) => return Err(ApiError::internal(error)),
@@ -96,7 +96,7 @@ async fn read(
         events: table(run.run_id, &items),
         earlier_href: if from > 0 { link((from - EVENTS_PER_PAGE).max(0)) } else { String::new() },
         later_href: if to < run.events { link(to) } else { String::new() },
-        run: RunPageView::new(run, ""),
+        run: RunSummaryView::new(run, ""),
     })
 }
 
@@ -237,7 +237,7 @@ mod tests {
             events,
             earlier_href: String::new(),
             later_href: String::new(),
-            run: RunPageView::new(&run, ""),
+            run: RunSummaryView::new(&run, ""),
         };
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);

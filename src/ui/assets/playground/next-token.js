@@ -1,10 +1,11 @@
 // The next-token mode of the playground: computes one token, shows its candidates, and appends the one that the user chooses.
-import { base, fetchApi, h, sendJson } from './dom.js';
+import { base, sendJson } from '../api.js';
+import { h } from '../dom.js';
 import { requestOf } from './request.js';
-import { outcome, probabilityCell, stageList } from './replay/funnel.js';
-import { group } from './replay/events.js';
-import { displayText } from './replay/glyphs.js';
-import { candidateTable } from './replay/candidates.js';
+import { candidateHead, outcome, probabilityCell, stageList } from '../replay/funnel.js';
+import { fetchItems, group } from '../replay/events.js';
+import { displayText } from '../replay/glyphs.js';
+import { explainCandidates } from '../replay/candidates.js';
 
 const MAX_ROWS = 12;
 
@@ -50,12 +51,6 @@ export class TokenChain {
   }
 }
 
-/** Returns the entries of a stored run: its events with their mod calls. */
-async function entriesOf(id) {
-  const text = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/events`, { headers: { Accept: 'application/x-ndjson' } })).text();
-  return [...group(text.split('\n').filter(Boolean).map((line) => JSON.parse(line))).values()];
-}
-
 export class NextToken {
   #box;
   #form;
@@ -97,8 +92,8 @@ export class NextToken {
       const response = await sendJson(path, { ...body, session_id: this.#sessionId, max_tokens: 1, stream: false });
       await response.text();
       const id = response.headers.get('x-thunder-run-id');
-      const entries = await entriesOf(id);
-      if (loadId === this.#loadId) this.#draw(id, candidateTable(entries), text);
+      const entries = [...group(await fetchItems(id)).values()];
+      if (loadId === this.#loadId) this.#draw(id, explainCandidates(entries), text);
     } finally {
       if (loadId === this.#loadId) this.#box.removeAttribute('aria-busy');
     }
@@ -138,10 +133,7 @@ export class NextToken {
       h('td', { class: 'reason' }, outcome(row, stages, 'drawn')));
     const table = h('table', { class: 'candidates' },
       h('caption', { class: 'visually-hidden' }, 'Candidates for the next token'),
-      h('thead', {}, h('tr', {},
-        h('th', { scope: 'col' }, 'next token'), h('th', { scope: 'col' }, 'model'),
-        hasMods && h('th', { scope: 'col' }, 'after mods'), hasSampler && h('th', { scope: 'col' }, 'drawn from'),
-        h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
+      candidateHead(candidates, 'next token'),
       h('tbody', {}, shown.map(tableRow)));
     const undo = h('button', { type: 'button', disabled: this.#chain.chosenCount === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
     const session = new URLSearchParams({ q: `session:"${this.#sessionId}"` });

@@ -1,0 +1,112 @@
+//! Redirects from a run to its neighbors in the filtered list.
+
+use super::view::RunSummaryView;
+use crate::events::Scope;
+use crate::server::{ApiError, App};
+use crate::store::{MAX_PAGE_RUNS, RunQuery, RunSummary};
+use crate::ui::error;
+use crate::ui::shell::runs_href;
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+
+/// Maximum number of pages of the list that are searched for a neighbor.
+const MAX_PAGES: usize = 10;
+
+/// Query parameters of the redirects.
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::ui) struct NeighborParams {
+    #[serde(default)]
+    q: String,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Direction {
+    Older,
+    Newer,
+}
+
+/// `GET /runs/{id}/older`: redirects to the next older run in the list filtered by `q`.
+pub(in crate::ui) async fn older(
+    State(app): State<App>,
+    scope: Scope,
+    Path(id): Path<String>,
+    Query(params): Query<NeighborParams>,
+    headers: HeaderMap,
+) -> Response {
+    redirect_to_neighbor(&app, &scope, &id, &params.q, Direction::Older)
+        .await
+        .unwrap_or_else(|error| error::render(&headers, &error))
+}
+
+/// `GET /runs/{id}/newer`: redirects to the next newer run in the list filtered by `q`.
+pub(in crate::ui) async fn newer(
+    State(app): State<App>,
+    scope: Scope,
+    Path(id): Path<String>,
+    Query(params): Query<NeighborParams>,
+    headers: HeaderMap,
+) -> Response {
+    redirect_to_neighbor(&app, &scope, &id, &params.q, Direction::Newer)
+        .await
+        .unwrap_or_else(|error| error::render(&headers, &error))
+}
+
+/// Redirects to the neighbor of a run, or to the list if the run has no neighbor.
+async fn redirect_to_neighbor(
+    app: &App,
+    scope: &Scope,
+    id: &str,
+    q: &str,
+    direction: Direction,
+) -> Result<Response, ApiError> {
+    let run = app.find_run(scope, id).await?;
+    let neighbor = match direction {
+        Direction::Older => older_in_pages(app, scope, q, &run).await?,
+        Direction::Newer => newer_in_pages(app, scope, q, &run).await?,
+    };
+    let href = neighbor.map_or_else(|| runs_href(q), |run| RunSummaryView::new(&run, q).href);
+    Ok(Redirect::to(&href).into_response())
+}
+
+/// Returns the next older run.
+async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
+    let store = app.store()?;
+    let mut before = Some(run.run_id);
+    for _ in 0..MAX_PAGES {
+        let page = store.runs(scope, &RunQuery { q: q.to_owned(), before, limit: 1 }).await?;
+        before = page.next;
+        if let Some(run) = page.runs.into_iter().next() {
+            return Ok(Some(run));
+        }
+        if before.is_none() {
+            break;
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the next newer run. The list can only be read from new to old, so only its first pages are searched; for a run
+/// after them, the result is their last run.
+async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
+    let store = app.store()?;
+    let mut before = None;
+    let mut last = None;
+    for _ in 0..MAX_PAGES {
+        let query = RunQuery { q: q.to_owned(), before, limit: MAX_PAGE_RUNS };
+        let page = store.runs(scope, &query).await?;
+        for other in page.runs {
+            // The list is ordered by id, so a trace from last year that was ingested today is among today's runs.
+            if other.run_id <= run.run_id {
+                return Ok(last);
+            }
+            last = Some(other);
+        }
+        before = page.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    Ok(last)
+}
