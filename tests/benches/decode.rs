@@ -128,7 +128,7 @@ async fn engine(setup: &Setup, streams: u32, attention: AttentionCapture, record
 }
 
 fn request(engine: &Engine, setup: &Setup, attention: bool, record: RecordPolicy) -> Request {
-    let prompt: Vec<TokenId> = engine.model().vocabulary().encode(PROMPT, false, true);
+    let prompt: Vec<TokenId> = engine.model().vocabulary().encode_markup(PROMPT);
     Request {
         prompt_preview: PROMPT.into(),
         sampling: SamplingParams { seed: 7, ..SamplingParams::default() },
@@ -183,7 +183,8 @@ fn main() {
     runtime.block_on(async {
         let store =
             Store::open(Database::Embedded { data_dir: folder.clone() }, |_| {}).await.expect("the store opens");
-        let (recorder, _live) = store.recorder();
+        store.start_recorder();
+        let recorder = store.recorder();
         for streams in [1, 8] {
             let plain = engine(&setup, streams, AttentionCapture::Off, recorder.clone()).await;
             let auto = engine(&setup, streams, AttentionCapture::Auto, recorder.clone()).await;

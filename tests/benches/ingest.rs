@@ -83,7 +83,7 @@ async fn serve(store: &Store) -> (App, String) {
     let listeners = Listeners::bind(&config.server.listen).await.expect("a free port");
     let url = format!("http://{}/ingest", listeners.addresses()[0]);
     let app = App::new(config, Arc::new(ModRegistry::with_builtin()), system::now);
-    app.set_database(store.clone(), store.live());
+    app.set_database(store.clone());
     app.set_state(ServerState::Ready);
     tokio::spawn(listeners.serve(app.clone(), thunder::api::router(&app, &thunder::ui::pages())));
     (app, url)

@@ -132,7 +132,7 @@ impl ModBench {
     /// Returns the seconds from the first generated token to the last.
     async fn run(&self, mods: &[&str], tokens: u32) -> f64 {
         let refs = mods.iter().map(|&name| ModRef { name: name.into(), config: serde_json::Value::Null }).collect();
-        let prompt: Vec<TokenId> = self.engine.model().vocabulary().encode("Once upon a time", false, true);
+        let prompt: Vec<TokenId> = self.engine.model().vocabulary().encode_markup("Once upon a time");
         let request = Request {
             sampling: SamplingParams { seed: 7, ..SamplingParams::default() },
             limits: Limits { max_steps: tokens * 2, ignore_eos: true, ..Limits::new(tokens) },

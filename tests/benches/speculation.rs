@@ -104,7 +104,7 @@ struct Task {
 /// Returns the tasks for drafts from the text, or for those of a draft model.
 fn tasks(engine: &Engine, tokens: usize, has_draft_model: bool) -> Vec<Task> {
     let mut random = StdRng::seed_from_u64(7);
-    let text = engine.model().vocabulary().encode(TEXT, false, true);
+    let text = engine.model().vocabulary().encode_markup(TEXT);
     let (first, second) = (text[..tokens].to_vec(), text[tokens..2 * tokens].to_vec());
     let mut edited = first.clone();
     let mut anything = || random.random_range(10..500);

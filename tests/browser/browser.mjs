@@ -1,5 +1,8 @@
-// Chromium for the tests: pages that record errors of the console and the network.
+// One Chromium for all tests. Each test has its own contexts, whose pages record errors of the console and the network.
+import { after, afterEach } from 'node:test';
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { chromium } from 'playwright-core';
 
 export const URL_ = process.env.THUNDER_URL;
@@ -8,30 +11,38 @@ if (!URL_) throw new Error('THUNDER_URL must name a running server, e.g. http://
 const TIMEOUT_MS = 90_000;
 const EVENTUALLY_MS = 30_000;
 const SLOWDOWN = Number(process.env.BROWSER_SLOWDOWN ?? 1);
+const ALL_RULES = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'];
+const COLOR_RULES = ['color-contrast', 'link-in-text-block'];
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
 let browser;
 const problems = [];
 
-export async function launch() {
-  browser = await chromium.launch({
+afterEach(async () => {
+  const found = problems.splice(0);
+  await Promise.all(((await browser)?.contexts() ?? []).map((context) => context.close()));
+  assert.deepEqual([...found, ...problems.splice(0)], []);
+});
+after(async () => (await browser)?.close());
+
+/** Returns a new context. It is closed after the test. */
+export async function newContext(options) {
+  browser ??= chromium.launch({
     executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
     args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
   });
-  return browser;
-}
-
-/** Slows the scripts of a page down by the factor BROWSER_SLOWDOWN, which shows tests that depend on fast scripts. */
-export async function slowDown(page) {
-  if (SLOWDOWN > 1) await (await page.context().newCDPSession(page)).send('Emulation.setCPUThrottlingRate', { rate: SLOWDOWN });
+  const context = await (await browser).newContext(options);
+  // The browser shares the processor with other tests.
+  context.setDefaultTimeout(TIMEOUT_MS);
+  return context;
 }
 
 /** Opens a page that records errors, except those for which `expected` returns true. `key` is sent with each request. */
-export async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false, server = URL_, key = null } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce', ...(key && { extraHTTPHeaders: { authorization: `Bearer ${key}` } }) });
-  // The browser shares the processor with other tests.
-  context.setDefaultTimeout(TIMEOUT_MS);
+export async function open(path, { width = 1280, height = 860, expected = () => false, server = URL_, key, storageState } = {}) {
+  const context = await newContext({ viewport: { width, height }, colorScheme: 'light', reducedMotion: 'reduce', storageState, ...(key && { extraHTTPHeaders: { authorization: `Bearer ${key}` } }) });
   const page = await context.newPage();
-  await slowDown(page);
+  // Slower scripts show tests that depend on fast ones.
+  if (SLOWDOWN > 1) await (await context.newCDPSession(page)).send('Emulation.setCPUThrottlingRate', { rate: SLOWDOWN });
   const note = (what) => { if (!expected(what)) problems.push(`${path}: ${what}`); };
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) note(message.text()); });
   page.on('response', (response) => { if (response.status() >= 400) note(`${response.status()} ${response.url()}`); });
@@ -40,8 +51,40 @@ export async function open(path, { width = 1280, height = 860, scheme = 'light',
   return page;
 }
 
-export async function expectNoErrors() {
-  assert.deepEqual(problems.splice(0), []);
+/** Asserts that the page does not scroll sideways, and that a part of it has no accessibility violations. */
+async function checkLayout(page, selector, rules) {
+  await eventually.equal(() => page.evaluate(() => Math.max(0, document.documentElement.scrollWidth - innerWidth)), 0);
+  // Playwright evaluates outside of the page's content security policy, so the policy stays strict.
+  if (!await page.evaluate(() => 'axe' in window)) await page.evaluate(axe);
+  const violations = await page.evaluate(async ([context, runOnly]) => {
+    const results = await window.axe.run(context, { runOnly, resultTypes: ['violations'] });
+    return results.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => `${node.target} ${node.failureSummary}`).slice(0, 3).join(' | ')}`);
+  }, [selector, rules]);
+  const { width } = page.viewportSize();
+  if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${Date.now()}-${width}.png`, fullPage: true });
+  assert.deepEqual(violations, [], `${page.url()}, ${width} px`);
+}
+
+/**
+ * Asserts that the page does not scroll sideways, and that a part of it has no accessibility violations: in light colors as it is, and in
+ * dark ones on a phone, or, if it is shown on a phone, on a desktop.
+ */
+export async function expectAccessible(page, selector = 'html') {
+  const size = page.viewportSize();
+  await checkLayout(page, selector, ALL_RULES);
+  await page.emulateMedia({ colorScheme: 'dark' });
+  await page.setViewportSize({ ...size, width: size.width > 375 ? 375 : 1280 });
+  await checkLayout(page, selector, ALL_RULES);
+  await page.setViewportSize(size);
+  await page.emulateMedia({ colorScheme: 'light' });
+}
+
+/** Like `expectAccessible` for a page of which nothing else is tested: in dark colors only the rules about colors, and a width of 320 pixels. */
+export async function expectAccessiblePage(page) {
+  await checkLayout(page, 'html', ALL_RULES);
+  await page.emulateMedia({ colorScheme: 'dark' });
+  await page.setViewportSize({ width: 320, height: 640 });
+  await checkLayout(page, 'html', COLOR_RULES);
 }
 
 /**

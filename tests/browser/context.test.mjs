@@ -1,15 +1,11 @@
 // Attention after a context shift. IMAGES_URL is a server with the demo model, --attention on and a context of 512 tokens.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
-import { launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
+import { open, eventually, ready } from './browser.mjs';
 
 const server = process.env.IMAGES_URL;
 if (!server) throw new Error('IMAGES_URL must name a running server with a context of 512 tokens');
 const [PROMPT, ANSWER, KEEP, EVICTED] = [500, 24, 8, 60];
-let browser;
-
-before(async () => { browser = await launch(); });
-after(() => browser?.close());
 
 const api = async (path) => (await fetch(`${server}/api/v1/runs/${path}`)).json();
 
@@ -78,8 +74,6 @@ test('attention after a context shift is shown at the tokens that the model atte
   const kept = start + EVICTED + 5;
   assert.deepEqual(await requestsAfterClick(kept), [[0, shift, kept], [shift, end, kept - EVICTED]]);
   assert.deepEqual(await requestsAfterClick(start + 5), [[0, shift, start + 5]]);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('attention of later steps is loaded up to the 50th eviction', async () => {
@@ -94,6 +88,4 @@ test('attention of later steps is loaded up to the 50th eviction', async () => {
   await page.click('.text .token >> nth=3');
   await page.waitForSelector(`.panel .hint:has-text("position 3 · mean · loaded up to event ${evictions[49]}, the 50th eviction")`);
   assert.ok(requests <= 100, `${requests} requests`);
-  await page.context().close();
-  await expectNoErrors();
 });

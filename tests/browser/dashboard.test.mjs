@@ -1,26 +1,14 @@
 // The dashboard in a browser: THUNDER_URL is the address of the server, CHROMIUM the path of the browser.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
+import { URL_, open, newContext, eventually, expectAccessible, expectAccessiblePage, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
-const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const requestId = `browser-${process.pid}-${Date.now()}`;
 
-let browser;
-let runId;
-
-before(async () => {
-  browser = await launch();
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(requestId, 30)) });
-  assert.equal(response.status, 201, await response.text());
-  const found = await (await fetch(`${URL_}/api/v1/runs/${requestId}`)).json();
-  runId = found.run.run_id;
-});
-
-after(() => browser?.close());
+const stored = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(requestId, 30)) });
+assert.equal(stored.status, 201, await stored.text());
+const { run: { run_id: runId } } = await (await fetch(`${URL_}/api/v1/runs/${requestId}`)).json();
 
 test('run list is filtered by the server, and an invalid filter keeps the rows', async () => {
   const page = await open('/runs', { expected: (what) => what.includes('400') });
@@ -39,8 +27,6 @@ test('run list is filtered by the server, and an invalid filter keeps the rows',
   await page.waitForFunction(() => !document.querySelector('#filter-error [role=alert]'));
   await page.reload();
   await eventually.equal(() => page.inputValue('#q'), 'model:x', 'the filter survives a reload');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('run list is loaded again when Back restores it without its connection', async () => {
@@ -50,8 +36,6 @@ test('run list is loaded again when Back restores it without its connection', as
   await page.evaluate(() => { dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true })); });
   await loaded;
   await page.waitForSelector('.dot.on');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('keyboard moves through the run list and opens a run', async () => {
@@ -60,8 +44,6 @@ test('keyboard moves through the run list and opens a run', async () => {
   await page.keyboard.press('Enter');
   await page.waitForURL(/\/runs\/[0-9a-f-]{36}/);
   await ready(page);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('keyboard steps through the replay: position, removed tokens, panel, link', async () => {
@@ -105,8 +87,6 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   await ready(page);
   await eventually.equal(() => where(), before_, 'the link must lead to the same event');
   await eventually.ok(() => page.isChecked('input[value=entropy]'));
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('strip is a slider, and the command field finds events and tokens', async () => {
@@ -132,8 +112,6 @@ test('strip is a slider, and the command field finds events and tokens', async (
   await page.keyboard.type('7');
   await page.keyboard.press('Enter');
   await eventually.match(() => where(), /event 7 /);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('panel of the replay shows the funnel of each candidate, and what the record does not tell', async () => {
@@ -142,6 +120,9 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   // The first step is complete. Penalties may have changed the order in the second one, and the third one has no stages.
   sampled[1].details.stages = [{ name: 'penalties', left: 9 }, { name: 'top-k', left: 3 }, { name: 'min-p', left: 1 }];
   delete sampled[2].details.stages;
+  const [{ details: { model } }] = steps.events.filter(({ event_type: type }) => type === 'ForwardPass');
+  for (const candidate of model) if (candidate.text !== 'The') candidate.text += ' incomprehensibility';
+  sampled[0].details.after_mods = model;
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(steps) });
   assert.equal(response.status, 201);
   const page = await open(`/runs/${requestId}-funnel?at=${sampled[0].sequence_order + 1}`);
@@ -151,6 +132,9 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   await eventually.deepEqual(() => labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
   await eventually.equal(() => page.locator('.panel .candidates .funnel .removed').count(), 2);
   await eventually.equal(() => page.locator('.panel .sampling-stages ~ .hint').count(), 0);
+  const heights = await page.locator('.panel .candidates tbody tr').evaluateAll((rows) => rows.map((row) => row.clientHeight));
+  assert.deepEqual(heights, [heights[0], heights[0], heights[0]], 'long tokens leave room for the funnels');
+  await eventually.match(() => page.locator('.panel .candidates tr:not(.chosen) th[scope=row]').first().getAttribute('title'), /^␣sea incomprehensibility, id 7$/);
   await page.focus('.text');
   await page.keyboard.press('ArrowRight');
   await page.waitForSelector('.panel .funnel .maybe-removed');
@@ -159,8 +143,6 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   await page.keyboard.press('ArrowRight');
   await page.waitForFunction(() => document.querySelector('.panel').textContent.includes('stages of this step were not recorded'));
   await eventually.equal(() => page.locator('.panel .funnel').count(), 0);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('candidates of an earlier step cannot be used while those of another one are loaded', async () => {
@@ -186,8 +168,6 @@ test('candidates of an earlier step cannot be used while those of another one ar
   load();
   await candidates.waitFor();
   await eventually.equal(() => page.locator('.panel [aria-busy]').count(), 0);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('list of marks follows the cursor', async () => {
@@ -213,8 +193,6 @@ test('list of marks follows the cursor', async () => {
   await eventually.deepEqual(async () => [(await events()).length, Number((await events()).at(-1))], [400, last]);
   await page.keyboard.press('Home');
   await eventually.equal(async () => Number((await events())[0]), first);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('alternative token opens the playground with the text before it', async () => {
@@ -225,8 +203,6 @@ test('alternative token opens the playground with the text before it', async () 
   await page.waitForFunction(() => document.querySelector('[data-raw]').value);
   await eventually.equal(() => page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
   await eventually.equal(() => page.getAttribute('#tab-raw', 'aria-selected'), 'true');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('trace without events has a notice, and a sparse trace shows its fields', async () => {
@@ -245,16 +221,12 @@ test('trace without events has a notice, and a sparse trace shows its fields', a
   await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .event-facts')?.textContent));
   await page.click('.panel summary:has-text("As recorded")');
   await page.waitForFunction(() => /"input_text": "Once upon a time"/.test(document.querySelector('.panel pre')?.textContent));
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('mod list opens the playground with the mod', async () => {
   const page = await open('/mods');
   await page.click('a[aria-label="Try force-prefix in the playground"]');
   await page.waitForSelector('[data-mod=force-prefix]');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('text that is typed while the run loads is searched', async () => {
@@ -270,8 +242,6 @@ test('text that is typed while the run loads is searched', async () => {
   load();
   await eventually.match(() => page.textContent('[data-found]'), /1\/\d/);
   assert.equal(await page.inputValue('[data-find]'), 'sky is');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('find, help and playback work', async () => {
@@ -296,8 +266,6 @@ test('find, help and playback work', async () => {
   await page.keyboard.press(' ');
   await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent));
   await eventually.equal(() => page.getAttribute('[data-action=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('playground shows its run live, with attention', async (t) => {
@@ -344,8 +312,6 @@ test('playground shows its run live, with attention', async (t) => {
     await page.waitForFunction(() => /attention=mean/.test(location.search));
     await page.waitForSelector('.map:visible');
   } else t.diagnostic('SKIPPED: the server runs without attention');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('request of an incomplete form is copied as curl, and its problem remains', async () => {
@@ -360,8 +326,6 @@ test('request of an incomplete form is copied as curl, and its problem remains',
   await (await dialog).dismiss();
   await clicked;
   assert.equal(await page.textContent('[data-problem]'), 'Write a message first.');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('empty playground offers example requests that run with one click', async () => {
@@ -373,8 +337,6 @@ test('empty playground offers example requests that run with one click', async (
   const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .token:not(.prompt):not(.dim)')].map((e) => e.textContent).join(''));
   assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
   await eventually.equal(() => page.locator('.starters').count(), 0);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('playground stops a run, and a recorded run fills the form', async () => {
@@ -397,8 +359,6 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await eventually.equal(() => page.inputValue('input[name=temperature]'), '0.3');
   await eventually.equal(() => page.inputValue('input[name=repeat_penalty]'), '1.18');
   await ready(page);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('request that replaces another one in the playground is not shown as stopped', async () => {
@@ -415,8 +375,6 @@ test('request that replaces another one in the playground is not shown as stoppe
   assert.ok(await page.isEnabled('[data-action=stop]'));
   await page.click('[data-action=stop]');
   await eventually.equal(state, 'Stopped.');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('comparison of two runs aligns tokens', async () => {
@@ -432,8 +390,6 @@ test('comparison of two runs aligns tokens', async () => {
   await eventually.match(() => page.textContent('[data-summary]'), /first at token 2/);
   await page.waitForSelector('.panel .candidates');
   await eventually.match(() => page.textContent('.panel'), /␣sky.*␣sea/s);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('comparison of long answers follows the keys and contains all tokens', async () => {
@@ -468,8 +424,6 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   await page.keyboard.press('Home');
   await eventually.equal(() => page.locator('.same details[open] .token.current').textContent(), 'The');
   await eventually.match(() => page.getAttribute('.slider[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('run is deleted after confirmation', async () => {
@@ -482,97 +436,72 @@ test('run is deleted after confirmation', async () => {
   await page.click('dialog button[value=delete]');
   await page.waitForURL(/\/runs$/);
   await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
-  await page.context().close();
-  await expectNoErrors();
 });
 
-for (const scheme of ['light', 'dark']) {
-  test(`feedback works by keyboard on a phone and is stored (${scheme})`, async () => {
-    const page = await open(`/runs/${runId}`, { width: 320, height: 640, scheme, expected: (what) => what.includes('400') });
-    await ready(page);
-    await page.focus('[data-action=feedback]');
-    await page.keyboard.press('Enter');
-    const dialog = page.locator('[data-feedback-dialog]');
-    await dialog.locator('[name=rating]').first().focus();
-    await page.evaluate(axe);
-    const { violations } = await page.evaluate(() => window.axe.run('[data-feedback-dialog]', { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
-    assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.failureSummary).join(' | ')}`), []);
-    await eventually.equal(() => page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
-    const box = await dialog.boundingBox();
-    assert.ok(box.x >= 0 && box.x + box.width <= 320, `${box.x} ${box.width}`);
-    // Arrow keys select a rating, and letters do not trigger shortcuts of the page.
-    for (let i = 0; i < 4; i += 1) await page.keyboard.press('ArrowRight');
-    if (!await dialog.locator('[value="1"]').isChecked()) await dialog.locator('[value="1"]').press(' ');
-    await page.keyboard.press('Tab');
-    await page.keyboard.type(`kind & <b>short</b> (${scheme})`);
-    await page.keyboard.press('Tab');
-    await page.keyboard.type('3');
-    await page.keyboard.press('Enter');
-    // Saving closes the form.
-    await dialog.waitFor({ state: 'hidden' });
-    const line = page.locator('[data-feedback] li').last();
-    const kept = /\+1.*kind & <b>short<\/b> .*at token 3/s;
-    await eventually.match(() => line.textContent(), kept);
-    await page.reload();
-    await eventually.match(() => page.locator('[data-feedback] li').last().textContent(), kept);
-    await ready(page);
-    // The form shows the server's error and keeps the input.
-    await page.click('[data-action=feedback]');
-    // The code of the form is loaded on first use.
-    await dialog.waitFor({ state: 'visible' });
-    await dialog.locator('[value="-1"]').check({ force: true });
-    await dialog.locator('textarea').evaluate((field) => { field.value = 'x'.repeat(10001); });
-    await dialog.locator('[value=send]').click();
-    await page.waitForFunction(() => document.querySelector('[data-feedback-dialog] [role=alert]').textContent.includes('10000'));
-    await eventually.equal(async () => (await dialog.locator('textarea').inputValue()).length, 10001);
-    await page.keyboard.press('Escape');
-    await eventually.equal(() => dialog.getAttribute('open'), null);
-    await page.context().close();
-    await expectNoErrors();
-  });
-}
+test('feedback works by keyboard on a phone and is stored', async () => {
+  const page = await open(`/runs/${runId}`, { width: 320, height: 640, expected: (what) => what.includes('400') });
+  await ready(page);
+  await page.focus('[data-action=feedback]');
+  await page.keyboard.press('Enter');
+  const dialog = page.locator('[data-feedback-dialog]');
+  await dialog.locator('[name=rating]').first().focus();
+  await expectAccessible(page, '[data-feedback-dialog]');
+  const box = await dialog.boundingBox();
+  assert.ok(box.x >= 0 && box.x + box.width <= 320, `${box.x} ${box.width}`);
+  // Arrow keys select a rating, and letters do not trigger shortcuts of the page.
+  for (let i = 0; i < 4; i += 1) await page.keyboard.press('ArrowRight');
+  if (!await dialog.locator('[value="1"]').isChecked()) await dialog.locator('[value="1"]').press(' ');
+  await page.keyboard.press('Tab');
+  await page.keyboard.type('kind & <b>short</b> words');
+  await page.keyboard.press('Tab');
+  await page.keyboard.type('3');
+  await page.keyboard.press('Enter');
+  // Saving closes the form.
+  await dialog.waitFor({ state: 'hidden' });
+  const line = page.locator('[data-feedback] li').last();
+  const kept = /\+1.*kind & <b>short<\/b> .*at token 3/s;
+  await eventually.match(() => line.textContent(), kept);
+  await page.reload();
+  await eventually.match(() => page.locator('[data-feedback] li').last().textContent(), kept);
+  await ready(page);
+  // The form shows the server's error and keeps the input.
+  await page.click('[data-action=feedback]');
+  // The code of the form is loaded on first use.
+  await dialog.waitFor({ state: 'visible' });
+  await dialog.locator('[value="-1"]').check({ force: true });
+  await dialog.locator('textarea').evaluate((field) => { field.value = 'x'.repeat(10001); });
+  await dialog.locator('[value=send]').click();
+  await page.waitForFunction(() => document.querySelector('[data-feedback-dialog] [role=alert]').textContent.includes('10000'));
+  await eventually.equal(async () => (await dialog.locator('textarea').inputValue()).length, 10001);
+  await page.keyboard.press('Escape');
+  await eventually.equal(() => dialog.getAttribute('open'), null);
+});
 
 test('page of a missing run has links to other pages', async () => {
   const page = await open('/runs/nothing-here', { expected: (what) => what.includes('404') });
   await eventually.match(() => page.textContent('h1'), /not found/i);
   await page.click('text=All runs');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('run is readable without JavaScript', async () => {
-  const context = await browser.newContext({ javaScriptEnabled: false });
-  const page = await context.newPage();
+  const page = await (await newContext({ javaScriptEnabled: false })).newPage();
   await page.goto(`${URL_}/runs/${runId}`);
   await page.waitForURL(/view=text/);
   await eventually.match(() => page.textContent('.prose >> nth=1'), /The sky is blue/);
   await eventually.ok(async () => (await page.locator('tbody tr').count()) > 20);
-  await context.close();
 });
 
-for (const scheme of ['light', 'dark']) {
-  test(`pages have no accessibility violations (${scheme})`, async () => {
-    for (const path of ['/runs', `/runs/${runId}?at=12&erased=1`, `/runs/${runId}?view=text`, '/playground', '/mods', `/compare?a=${runId}&b=${runId}`]) {
-      const page = await open(path, { scheme });
-      await page.waitForTimeout(600);
-      // Playwright evaluates outside of the page's content security policy, so the policy stays strict.
-      await page.evaluate(axe);
-      const { violations } = await page.evaluate(() => window.axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
-      assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
-      await page.context().close();
-    }
-    await expectNoErrors();
-  });
-}
-
-test('pages fit into a width of 320 pixels', async () => {
-  for (const path of ['/runs', `/runs/${runId}`, `/runs/${runId}?view=text`, '/playground', '/mods']) {
-    const page = await open(path, { width: 320, height: 640 });
-    await page.waitForTimeout(300);
-    await eventually.equal(() => page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
+test('pages have no accessibility violations, and fit into a width of 320 pixels', async () => {
+  const pages = [
+    ['/runs', '.dot.on'], [`/runs/${runId}?at=12&erased=1`, '.panel section:not([aria-busy]) .candidates'], [`/runs/${runId}?view=text`, '.prose'],
+    ['/playground', '.starters button'], ['/mods', '[aria-label="Try force-prefix in the playground"]'], [`/compare?a=${runId}&b=${runId}`, '.same .token'],
+  ];
+  for (const [path, shown] of pages) {
+    const page = await open(path);
+    await page.locator(shown).first().waitFor({ state: 'attached' });
+    await expectAccessiblePage(page);
     await page.context().close();
   }
-  await expectNoErrors();
 });
 
 test('painting and stepping with 10 000 tokens is hardly slower than with 30', async (t) => {
@@ -609,7 +538,7 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   // Other work on the machine slows both down, so the limits depend on the times of the small run, and the shortest times of
   // several rounds are compared.
   const [small, large] = [{ painted: Infinity, step: Infinity }, { painted: Infinity, step: Infinity }];
-  for (let round = 0; round < 3; round += 1) {
+  for (let round = 0; round < 2; round += 1) {
     for (const [best, path, tokens] of [[small, `/runs/${runId}`, 20], [large, `/runs/${id}`, 9000]]) {
       const { painted, step } = await measure(path, tokens);
       best.painted = Math.min(best.painted, painted);
@@ -619,5 +548,4 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   t.diagnostic(`painted after ${Math.round(large.painted)} ms, a step takes ${large.step.toFixed(1)} ms; of thirty tokens ${Math.round(small.painted)} and ${small.step.toFixed(1)} ms`);
   assert.ok(large.painted < 1500 + 10 * small.painted, `painted ${large.painted} ms, ${small.painted} ms`);
   assert.ok(large.step < 10 * Math.max(small.step, 16), `step ${large.step} ms, ${small.step} ms`);
-  await expectNoErrors();
 });

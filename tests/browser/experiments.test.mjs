@@ -1,24 +1,10 @@
 // Experiments by keyboard: the form and its errors, live progress, cancel and resume, cells, comparison, export.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { URL_, launch, open, eventually, expectNoErrors } from './browser.mjs';
+import { URL_, open, eventually, expectAccessible } from './browser.mjs';
 
-const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const mark = `e${Date.now()}`;
-let browser;
-
-before(async () => { browser = await launch(); });
-after(() => browser?.close());
-
-async function check(page, name) {
-  await page.evaluate(axe);
-  const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
-  assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html}`), []);
-  await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), name);
-  if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${name}.png`, fullPage: true });
-}
 
 const progress = (page, text) => page.waitForFunction((wanted) => document.querySelector('[data-part=progress]')?.textContent.replace(/\s+/g, ' ').includes(wanted), text);
 const json = async (path, options) => (await fetch(URL_ + path, options)).json();
@@ -28,72 +14,66 @@ async function create(definition) {
   return (await json('/api/v1/experiments', { method: 'POST', headers: { 'content-type': 'application/json' }, body })).experiment_id;
 }
 
-for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
-  test(`experiment is started by keyboard and its cells are compared (${scheme}, ${width} px)`, async () => {
-    const page = await open('/experiments', { scheme, width });
-    await page.keyboard.press('n');
-    await page.waitForURL((url) => url.pathname === '/experiments/-new');
-    await page.waitForSelector('#name:focus');
-    const fields = [`${mark} ${width}`, 'Hello\nThe sky', null, '1, 2', 'none\nforce-prefix {"text": "{} "}', 'max_tokens=6 temperature=1'];
-    await check(page, `form-${scheme}-${width}`);
-    await page.keyboard.type(fields[0]);
-    for (const [name, text] of [['prompts', fields[1]], ['seeds', fields[3]], ['mods', fields[4]], ['parameters', fields[5]]]) {
-      await page.focus(`#${name}`);
-      await page.keyboard.press('Control+a');
-      await page.keyboard.insertText(text);
-    }
-    await page.focus('#regex');
-    await page.keyboard.insertText('^\\{\\}');
-    await eventually.equal(() => page.isChecked('[value=regex]'), true);
-    await eventually.equal(() => page.textContent('[data-cells]'), '8 runs');
-    await page.keyboard.press('Control+Enter');
-    await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
-    await progress(page, '8 of 8 cells');
-    await page.waitForSelector('[data-part=progress][data-state=done]');
-    await eventually.equal(() => page.textContent('h1'), fields[0]);
-    const scores = await page.locator('.variants [data-name=Score]').allTextContents();
-    assert.deepEqual(scores, ['0.00', '1.00']);
-    await eventually.equal(() => page.locator('.cells tbody tr').count(), 8);
-    if (width === 1280) {
-      const columns = (row) => page.locator(`.cells ${row} > *`).evaluateAll((all) => all.map((el) => el.getBoundingClientRect().left));
-      assert.deepEqual(await columns('thead tr'), await columns('tbody tr:first-child'), 'each heading is above its column');
-    }
-    await check(page, `experiment-${scheme}-${width}`);
+test('experiment is started by keyboard and its cells are compared', async () => {
+  const page = await open('/experiments');
+  await page.keyboard.press('n');
+  await page.waitForURL((url) => url.pathname === '/experiments/-new');
+  await page.waitForSelector('#name:focus');
+  const fields = [`${mark} keyboard`, 'Hello\nThe sky', null, '1, 2', 'none\nforce-prefix {"text": "{} "}', 'max_tokens=6 temperature=1'];
+  await expectAccessible(page);
+  await page.keyboard.type(fields[0]);
+  for (const [name, text] of [['prompts', fields[1]], ['seeds', fields[3]], ['mods', fields[4]], ['parameters', fields[5]]]) {
+    await page.focus(`#${name}`);
+    await page.keyboard.press('Control+a');
+    await page.keyboard.insertText(text);
+  }
+  await page.focus('#regex');
+  await page.keyboard.insertText('^\\{\\}');
+  await eventually.equal(() => page.isChecked('[value=regex]'), true);
+  await eventually.equal(() => page.textContent('[data-cells]'), '8 runs');
+  await page.keyboard.press('Control+Enter');
+  await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
+  await progress(page, '8 of 8 cells');
+  await page.waitForSelector('[data-part=progress][data-state=done]');
+  await eventually.equal(() => page.textContent('h1'), fields[0]);
+  const scores = await page.locator('.variants [data-name=Score]').allTextContents();
+  assert.deepEqual(scores, ['0.00', '1.00']);
+  await eventually.equal(() => page.locator('.cells tbody tr').count(), 8);
+  const columns = (row) => page.locator(`.cells ${row} > *`).evaluateAll((all) => all.map((el) => el.getBoundingClientRect().left));
+  assert.deepEqual(await columns('thead tr'), await columns('tbody tr:first-child'), 'each heading is above its column');
+  await expectAccessible(page);
 
-    // A score is changed by hand.
-    await page.keyboard.press('j');
-    await page.keyboard.press('s');
-    await page.keyboard.type('0.6');
-    await page.keyboard.press('Enter');
-    await page.waitForFunction(() => document.querySelector('.variants [data-name=Score]').textContent === '0.15');
-    await page.evaluate(() => document.activeElement.blur());
+  // A score is changed by hand.
+  await page.keyboard.press('j');
+  await page.keyboard.press('s');
+  await page.keyboard.type('0.6');
+  await page.keyboard.press('Enter');
+  await page.waitForFunction(() => document.querySelector('.variants [data-name=Score]').textContent === '0.15');
+  await page.evaluate(() => document.activeElement.blur());
 
-    // The keys j and x select two cells. Without a selection, c compares the focused cell with the one without mods.
-    for (let row = 0; row < 2; row += 1) {
-      await page.keyboard.press('j');
-      await page.keyboard.press('x');
-    }
-    await page.waitForSelector('[data-bulk]:not([hidden]) [data-bulk-compare]:not([hidden])');
-    await check(page, `selected-${scheme}-${width}`);
-    await page.keyboard.press('Escape');
-    await eventually.ok(() => page.isHidden('[data-bulk]'));
+  // The keys j and x select two cells. Without a selection, c compares the focused cell with the one without mods.
+  for (let row = 0; row < 2; row += 1) {
     await page.keyboard.press('j');
-    await page.keyboard.press('c');
-    await page.waitForURL(/\/compare\?a=.*&b=/);
-    await page.goBack();
-    await page.waitForSelector('.cells');
-    const [download] = await Promise.all([page.waitForEvent('download'), page.click('a[download]')]);
-    const csv = readFileSync(await download.path(), 'utf8');
-    assert.equal(csv.trimEnd().split('\r\n').length, 9);
-    await page.locator('.cells [data-row]').first().click();
-    await page.waitForURL(/\/runs\//);
-    await page.goto(`${URL_}/experiments`);
-    await page.waitForSelector('tbody tr');
-    await check(page, `list-${scheme}-${width}`);
-    await page.context().close();
-    await expectNoErrors();
-  });
-}
+    await page.keyboard.press('x');
+  }
+  await page.waitForSelector('[data-bulk]:not([hidden]) [data-bulk-compare]:not([hidden])');
+  await expectAccessible(page);
+  await page.keyboard.press('Escape');
+  await eventually.ok(() => page.isHidden('[data-bulk]'));
+  await page.keyboard.press('j');
+  await page.keyboard.press('c');
+  await page.waitForURL(/\/compare\?a=.*&b=/);
+  await page.goBack();
+  await page.waitForSelector('.cells');
+  const [download] = await Promise.all([page.waitForEvent('download'), page.click('a[download]')]);
+  const csv = readFileSync(await download.path(), 'utf8');
+  assert.equal(csv.trimEnd().split('\r\n').length, 9);
+  await page.locator('.cells [data-row]').first().click();
+  await page.waitForURL(/\/runs\//);
+  await page.goto(`${URL_}/experiments`);
+  await page.waitForSelector('tbody tr');
+  await expectAccessible(page);
+});
 
 test('errors are shown at their fields', async () => {
   const page = await open('/experiments/-new', { width: 375, expected: (what) => what.startsWith('400') });
@@ -117,7 +97,7 @@ test('errors are shown at their fields', async () => {
   await send();
   await error('mods', /prompts\[0\], mods\[1\], parameters\[0\]: .*unknown-mod/);
   await eventually.equal(() => page.evaluate(() => document.activeElement.id), 'mods');
-  await check(page, 'form-error');
+  await expectAccessible(page);
   await page.fill('#mods', '');
   await page.fill('#parameters', 'max_tokens=4\ntemperature=-3');
   await send();
@@ -134,22 +114,20 @@ test('errors are shown at their fields', async () => {
     return !button.disabled;
   });
   assert.equal(canStart, true);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('running experiment is cancelled, resumed, changed and removed', async () => {
   // Enough cells that some are left when the browser cancels, also on a loaded machine.
   const seeds = Array.from({ length: 24 }, (_, index) => index + 1);
   const id = await create({ seeds, parameters: [{ max_tokens: 400, ignore_eos: true }] });
-  const page = await open(`/experiments/${id}`, { scheme: 'dark', expected: (what) => what.startsWith('409') });
+  const page = await open(`/experiments/${id}`, { expected: (what) => what.startsWith('409') });
   await eventually.equal(() => page.textContent('h1'), `${mark} <b>`);
   await page.waitForSelector('[data-state=running] [data-action=cancel]');
   await page.waitForFunction(() => Number(document.querySelector('progress').value) > 0);
   await page.focus('[data-action=cancel]');
   await page.keyboard.press('Enter');
   await page.waitForSelector('[data-action=resume]');
-  await check(page, 'cancelled');
+  await expectAccessible(page);
   // The execution may still be ending.
   for (;;) {
     await page.focus('[data-action=resume]');
@@ -171,8 +149,6 @@ test('running experiment is cancelled, resumed, changed and removed', async () =
   await page.waitForURL((url) => url.pathname === '/experiments');
   await eventually.equal(async () => (await fetch(`${URL_}/api/v1/experiments/${id}`)).status, 404);
   await eventually.ok(async () => (await json(`/api/v1/runs?q=experiment:${id}`)).runs.length >= 24, 'the runs remain, those of cancelled cells included');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('prompts are read from a CSV file', async () => {
@@ -186,44 +162,38 @@ test('prompts are read from a CSV file', async () => {
   await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
   const id = page.url().split('/').at(-1);
   await eventually.deepEqual(async () => (await json(`/api/v1/experiments/${id}`)).definition.prompts, ['Hello, "you"', 'two\nlines']);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 const { EDITOR_URL, MOD_KEY } = process.env;
 const skip = EDITOR_URL && MOD_KEY ? false : 'set EDITOR_URL and MOD_KEY to a server where mods can be saved';
 
-test('Python scores answers, and its errors are shown at the field and at the cells', { skip }, async () => {
-  for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
-    const page = await open('/experiments', { scheme, width, server: EDITOR_URL, key: MOD_KEY, expected: (what) => what.startsWith('400') });
-    await page.goto(`${EDITOR_URL}/experiments/-new`);
-    await page.fill('#name', mark);
-    await page.fill('#prompts', 'Hello');
-    await page.fill('#seeds', '1, 2');
-    await page.fill('#parameters', 'max_tokens=4 ignore_eos=true');
-    await page.fill('#python', 'def score(text)');
-    await eventually.equal(() => page.isChecked('[value=python]'), true);
-    await page.keyboard.press('Control+Enter');
-    await page.waitForFunction(() => /SyntaxError.*line 1/.test(document.querySelector('#score-error').textContent));
-    await eventually.equal(() => page.evaluate(() => document.activeElement.id), 'python');
-    await page.fill('#python', 'def score(text, cell):\n    return 0.25 / (2 - cell["seed"])\n');
-    await check(page, `python-form-${scheme}-${width}`);
-    await page.keyboard.press('Control+Enter');
-    await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
-    await page.waitForSelector('[data-part=progress][data-state=done]');
-    await page.waitForFunction(() => document.querySelector('[data-score="1"]').value === '0.25');
-    const [first, second] = await page.locator('.cells [data-name=Answer]').allTextContents();
-    assert.ok(!first.includes('Not scored') && second.includes('Not scored: ZeroDivisionError: float division by zero (line 2)'), second);
-    await check(page, `python-scores-${scheme}-${width}`);
-    // Not by a click: Chromium sends no key with a download.
-    const file = await fetch(EDITOR_URL + await page.getAttribute('a[download]:has-text("Parquet")', 'href'), { headers: { authorization: `Bearer ${MOD_KEY}` } });
-    assert.equal(Buffer.from(await file.arrayBuffer()).subarray(0, 4).toString(), 'PAR1');
-    await page.getByText('Change and start').click();
-    await page.waitForFunction(() => document.querySelector('#python').value.includes('0.25'));
-    await eventually.equal(() => page.isChecked('[value=python]'), true);
-    await page.context().close();
-  }
-  await expectNoErrors();
+test('Python scores answers, and its errors are shown at the field and at the cells, on a phone', { skip }, async () => {
+  const page = await open('/experiments', { width: 375, server: EDITOR_URL, key: MOD_KEY, expected: (what) => what.startsWith('400') });
+  await page.goto(`${EDITOR_URL}/experiments/-new`);
+  await page.fill('#name', mark);
+  await page.fill('#prompts', 'Hello');
+  await page.fill('#seeds', '1, 2');
+  await page.fill('#parameters', 'max_tokens=4 ignore_eos=true');
+  await page.fill('#python', 'def score(text)');
+  await eventually.equal(() => page.isChecked('[value=python]'), true);
+  await page.keyboard.press('Control+Enter');
+  await page.waitForFunction(() => /SyntaxError.*line 1/.test(document.querySelector('#score-error').textContent));
+  await eventually.equal(() => page.evaluate(() => document.activeElement.id), 'python');
+  await page.fill('#python', 'def score(text, cell):\n    return 0.25 / (2 - cell["seed"])\n');
+  await expectAccessible(page);
+  await page.keyboard.press('Control+Enter');
+  await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
+  await page.waitForSelector('[data-part=progress][data-state=done]');
+  await page.waitForFunction(() => document.querySelector('[data-score="1"]').value === '0.25');
+  const [first, second] = await page.locator('.cells [data-name=Answer]').allTextContents();
+  assert.ok(!first.includes('Not scored') && second.includes('Not scored: ZeroDivisionError: float division by zero (line 2)'), second);
+  await expectAccessible(page);
+  // Not by a click: Chromium sends no key with a download.
+  const file = await fetch(EDITOR_URL + await page.getAttribute('a[download]:has-text("Parquet")', 'href'), { headers: { authorization: `Bearer ${MOD_KEY}` } });
+  assert.equal(Buffer.from(await file.arrayBuffer()).subarray(0, 4).toString(), 'PAR1');
+  await page.getByText('Change and start').click();
+  await page.waitForFunction(() => document.querySelector('#python').value.includes('0.25'));
+  await eventually.equal(() => page.isChecked('[value=python]'), true);
 });
 
 test('statistics link the call time of a mod to its runs', async () => {
@@ -231,15 +201,11 @@ test('statistics link the call time of a mod to its runs', async () => {
   const headers = { 'content-type': 'application/json' };
   const run = (await json('/v1/completions', { method: 'POST', headers, body })).thunder.run_id;
   for (let status = ''; status !== 'done';) ({ run: { status } } = await json(`/api/v1/runs/${run}`));
-  for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
-    const page = await open('/stats?days=1&mod=log-top', { scheme, width });
-    const chart = page.locator('.charts.calls figure');
-    await eventually.deepEqual(() => chart.locator('b').allTextContents(), ['log-top']);
-    await check(page, `stats-${scheme}-${width}`);
-    await eventually.match(() => chart.locator('a').last().getAttribute('aria-label'), /: total .*, calls \d+, mean .*, slowest /);
-    await page.goto(URL_ + await chart.locator('a').last().getAttribute('href'));
-    await page.waitForSelector(`[data-run="${run}"]`);
-    await page.context().close();
-  }
-  await expectNoErrors();
+  const page = await open('/stats?days=1&mod=log-top');
+  const chart = page.locator('.charts.calls figure');
+  await eventually.deepEqual(() => chart.locator('b').allTextContents(), ['log-top']);
+  await expectAccessible(page);
+  await eventually.match(() => chart.locator('a').last().getAttribute('aria-label'), /: total .*, calls \d+, mean .*, slowest /);
+  await page.goto(URL_ + await chart.locator('a').last().getAttribute('href'));
+  await page.waitForSelector(`[data-run="${run}"]`);
 });

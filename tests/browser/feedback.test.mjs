@@ -1,18 +1,10 @@
 // Feedback on tokens: its marks in the text, and links to the tokens.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
+import { URL_, open, eventually, expectAccessible, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
-const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
-let browser;
-
 const post = (path, body) => fetch(`${URL_}${path}`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
-
-before(async () => { browser = await launch(); });
-after(() => browser?.close());
 
 /** Stores a run with feedback. */
 async function storeRated(id) {
@@ -22,50 +14,42 @@ async function storeRated(id) {
   }
 }
 
-for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
-  test(`feedback marks its token and links to it (${scheme}, ${width} px)`, async () => {
-    const id = `feedback-${scheme}-${Date.now()}`;
-    await storeRated(id);
-    const page = await open(`/runs/${id}`, { scheme, width });
-    await ready(page);
-    await page.waitForSelector('.token.note');
-    // The tokens of the answer: those that belong neither to the prompt nor to a removed part.
-    const answer = await page.locator('.token:not(.prompt, .removed)').allTextContents();
-    const marked = page.locator('.token.note');
-    await eventually.equal(() => marked.count(), 2, 'one entry names a token beyond the answer, one names none');
-    await eventually.equal(() => page.locator('.token.note.good').textContent(), answer[2]);
-    await eventually.equal(() => page.locator('.token.note.bad').textContent(), answer[7]);
-    await eventually.match(() => page.locator('.token.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 3 /);
-    const place = page.locator('[data-feedback] button', { hasText: 'at token 8' });
-    await place.focus();
-    await page.keyboard.press('Enter');
-    await eventually.equal(() => page.locator('.token.current').textContent(), answer[7]);
-    await page.evaluate(axe);
-    const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
-    assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(' | ')}`), []);
-    await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
-    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/feedback-${scheme}.png` });
-    // The form names the selected token, and the new entry marks it at once.
-    await page.keyboard.press('ArrowRight');
-    const next = await page.locator('.token.current').textContent();
-    assert.equal(next, answer[8]);
-    await page.click('[data-action=feedback]');
-    await page.waitForSelector('[data-feedback-dialog][open]');
-    await eventually.equal(() => page.inputValue('[name=position]'), '9');
-    // The token of a cancelled attempt is not kept.
-    await page.keyboard.press('Escape');
-    await page.keyboard.press('End');
-    await page.click('[data-action=feedback]');
-    await eventually.equal(() => page.inputValue('[name=position]'), '');
-    await page.keyboard.press('Escape');
-    await place.click();
-    await page.keyboard.press('ArrowRight');
-    await page.click('[data-action=feedback]');
-    await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });
-    await page.click('[data-feedback-dialog] [value=send]');
-    await page.waitForFunction(() => document.querySelectorAll('.token.note').length === 3);
-    await eventually.ok(async () => (await page.locator('.token.note.good').allTextContents()).includes(next));
-    await page.context().close();
-    await expectNoErrors();
-  });
-}
+test('feedback marks its token and links to it', async () => {
+  const id = `feedback-${Date.now()}`;
+  await storeRated(id);
+  const page = await open(`/runs/${id}`);
+  await ready(page);
+  await page.waitForSelector('.token.note');
+  // The tokens of the answer: those that belong neither to the prompt nor to a removed part.
+  const answer = await page.locator('.token:not(.prompt, .removed)').allTextContents();
+  const marked = page.locator('.token.note');
+  await eventually.equal(() => marked.count(), 2, 'one entry names a token beyond the answer, one names none');
+  await eventually.equal(() => page.locator('.token.note.good').textContent(), answer[2]);
+  await eventually.equal(() => page.locator('.token.note.bad').textContent(), answer[7]);
+  await eventually.match(() => page.locator('.token.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 3 /);
+  const place = page.locator('[data-feedback] button', { hasText: 'at token 8' });
+  await place.focus();
+  await page.keyboard.press('Enter');
+  await eventually.equal(() => page.locator('.token.current').textContent(), answer[7]);
+  await expectAccessible(page);
+  // The form names the selected token, and the new entry marks it at once.
+  await page.keyboard.press('ArrowRight');
+  const next = await page.locator('.token.current').textContent();
+  assert.equal(next, answer[8]);
+  await page.click('[data-action=feedback]');
+  await page.waitForSelector('[data-feedback-dialog][open]');
+  await eventually.equal(() => page.inputValue('[name=position]'), '9');
+  // The token of a cancelled attempt is not kept.
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('End');
+  await page.click('[data-action=feedback]');
+  await eventually.equal(() => page.inputValue('[name=position]'), '');
+  await page.keyboard.press('Escape');
+  await place.click();
+  await page.keyboard.press('ArrowRight');
+  await page.click('[data-action=feedback]');
+  await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });
+  await page.click('[data-feedback-dialog] [value=send]');
+  await page.waitForFunction(() => document.querySelectorAll('.token.note').length === 3);
+  await eventually.ok(async () => (await page.locator('.token.note.good').allTextContents()).includes(next));
+});

@@ -1,12 +1,8 @@
 // The focus in the replay and in the run list: what keys and buttons do to it, and what screen readers hear.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
+import { URL_, open, eventually, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
-
-let browser;
-before(async () => { browser = await launch(); });
-after(() => browser?.close());
 
 const mark = `focus${Date.now()}`;
 const json = async (path) => (await fetch(URL_ + path)).json();
@@ -48,8 +44,6 @@ test('panel keeps the focus when one of its buttons replaces its content', async
   await page.keyboard.press('ArrowRight');
   await eventually.match(() => where(page), /event 6 /);
   assert.equal(await focusedText(page), 'Added');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('focus in the candidates stays on its control, or moves to the section if the control is gone', async () => {
@@ -75,8 +69,6 @@ test('focus in the candidates stays on its control, or moves to the section if t
     await forward();
     assert.deepEqual(await focused(), after);
   }
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('keys scroll a region that has the focus, if it has more content on that axis, and do not move the cursor', async () => {
@@ -111,8 +103,6 @@ test('keys scroll a region that has the focus, if it has more content on that ax
   await page.focus('.text');
   await page.keyboard.press('End');
   await eventually.match(() => where(page), /event end/);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('dialogs are opened once, however often their key is pressed', async () => {
@@ -126,8 +116,6 @@ test('dialogs are opened once, however often their key is pressed', async () => 
     await page.keyboard.press('Escape');
     await page.waitForSelector(dialog, { state: 'detached' });
   }
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('menu of a run fits on a phone', async () => {
@@ -141,7 +129,6 @@ test('menu of a run fits on a phone', async () => {
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
     await page.context().close();
   }
-  await expectNoErrors();
 });
 
 test('comparison announces its position', async () => {
@@ -155,8 +142,6 @@ test('comparison announces its position', async () => {
   await eventually.match(announced, /^Difference 1 of 1, token 2 of A, 2 of B/);
   await page.keyboard.press('ArrowRight');
   await eventually.match(announced, /^Equal tokens, token 3 of A, 3 of B/);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('run list announces its length, and keys move from the row of a clicked checkbox', async () => {
@@ -176,8 +161,6 @@ test('run list announces its length, and keys move from the row of a clicked che
   await eventually.equal(focusedRun, ids[0]);
   await page.fill('#q', `request:${mark}-nothing`);
   await eventually.equal(announced, 'No run matches');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('focus moves to the list when the button of a line above it disappears', async () => {
@@ -206,8 +189,6 @@ test('focus moves to the list when the button of a line above it disappears', as
   await page.focus('[data-new-runs]');
   await page.keyboard.press('Enter');
   await eventually.equal(focusedRun, newest);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('ended run of a page with older runs is not announced as new', async () => {
@@ -227,5 +208,4 @@ test('ended run of a page with older runs is not announced as new', async () => 
     assert.equal(await page.locator('.run').count(), 2);
     await page.context().close();
   }
-  await expectNoErrors();
 });

@@ -1,20 +1,14 @@
 // Attention by head, exported pages and imports. THUNDER_URL is a server with the demo model and --attention on.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
 import { mkdtemp, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
+import { URL_, open, newContext, eventually, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
-let browser;
-let folder;
-before(async () => {
-  browser = await launch();
-  folder = await mkdtemp(join(tmpdir(), 'thunder-export-'));
-});
-after(() => browser?.close());
+const folder = await mkdtemp(join(tmpdir(), 'thunder-export-'));
 
 async function generate(fields) {
   const response = await fetch(`${URL_}/v1/chat/completions`, {
@@ -65,9 +59,6 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   const link = await open(new URL(page.url()).pathname + new URL(page.url()).search);
   await link.waitForFunction(() => document.querySelector('.heads [aria-selected=true]'));
   await eventually.equal(() => link.evaluate(() => document.querySelector('.heads [aria-selected=true]').ariaLabel.split(' · ')[0]), 'layer 1, head 2');
-  await link.context().close();
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('later steps are shaded by one head, and a head without rows says how to store them', async () => {
@@ -86,8 +77,6 @@ test('later steps are shaded by one head, and a head without rows says how to st
   const other = await open(`/runs/${bare}?at=3&attention=head:2:1`, { expected: (what) => /^404 .*view=head/.test(what) });
   await other.waitForFunction(() => /\[\[2, 1\]\]/.test(document.querySelector('.panel').textContent));
   await eventually.ok(() => other.locator('.heads').isVisible(), 'the grid is shown without rows');
-  await other.context().close();
-  await expectNoErrors();
 });
 
 test('exported page shows the run from disk without a network, and hostile text does nothing', async () => {
@@ -96,8 +85,7 @@ test('exported page shows the run from disk without a network, and hostile text 
   const html = await (await fetch(`${URL_}/runs/${id}/export.html`)).text();
   const file = join(folder, 'run.html');
   await writeFile(file, html);
-  const context = await browser.newContext();
-  const page = await context.newPage();
+  const page = await (await newContext()).newPage();
   const problems = [];
   page.on('request', (request) => { if (!request.url().startsWith('file:')) problems.push(request.url()); });
   page.on('console', (message) => problems.push(message.text()));
@@ -116,9 +104,6 @@ test('exported page shows the run from disk without a network, and hostile text 
   await page.keyboard.press('.');
   await eventually.ok(async () => (await page.locator('.call').count()) >= 1, 'actions of mods are shown');
   assert.deepEqual(problems, []);
-  await original.context().close();
-  await context.close();
-  await expectNoErrors();
 });
 
 test('documents are imported by the file chooser, and others are named with the reason', async () => {
@@ -137,6 +122,4 @@ test('documents are imported by the file chooser, and others are named with the 
     `partial.jsonl: only 1 of 2 runs imported: line 2: ${problem}`,
   ]);
   for (const stored of [id, `${id}-first`]) await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${stored}`)).status, 200);
-  await page.context().close();
-  await expectNoErrors();
 });

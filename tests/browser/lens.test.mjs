@@ -1,21 +1,14 @@
 // The logit lens in the replay and in the playground. THUNDER_URL is a server with the demo model and --attention on.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
 import { mkdtemp, writeFile } from 'node:fs/promises';
-import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
+import { URL_, open, newContext, eventually, expectAccessible, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
-const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const OTHERS = [' one', '\n', ' <b>bold</b>', '\u202eevil', ' extraordinarily', '!', ' 日本', ' two', ' three', ' four'];
-let browser;
-
-before(async () => { browser = await launch(); });
-after(() => browser?.close());
 
 /** Returns the lens of a step: the model's logarithms of probabilities in the last layer, and before it more and more of other numbers. */
 function lensOf(model, step, layerCount) {
@@ -54,10 +47,10 @@ function description({ model, lens: { logits } }, index, layer, name) {
   return `${name} · layer ${layer}: logit ${row[index].toFixed(2)}, share ${percent}%, rank ${1 + row.filter((logit) => logit > row[index]).length} of ${model.length}`;
 }
 
-for (const [scheme, width, layerCount] of [['light', 1280, 12], ['dark', 1280, 100], ['light', 375, 12], ['dark', 375, 100]]) {
-  test(`lens is a grid of candidates and layers (${scheme}, ${width} px, ${layerCount} layers)`, async () => {
+for (const [width, layerCount] of [[1280, 12], [375, 100]]) {
+  test(`lens is a grid of candidates and layers (${width} px, ${layerCount} layers)`, async () => {
     const { id, document } = await ingest((model, step) => lensOf(model, step, layerCount));
-    const page = await open(`/runs/${id}?at=4`, { scheme, width });
+    const page = await open(`/runs/${id}?at=4`, { width });
     await ready(page);
     await section(page).waitFor();
     const names = await page.locator('.panel .candidates tbody th').allTextContents();
@@ -89,12 +82,7 @@ for (const [scheme, width, layerCount] of [['light', 1280, 12], ['dark', 1280, 1
     const header = await page.locator('.lens [role=rowheader]').nth(3).boundingBox();
     const box = await page.locator('.lens').boundingBox();
     assert.ok(Math.abs(header.x - box.x) < 4, `the header is at ${header.x}, the grid at ${box.x}`);
-    await page.evaluate(axe);
-    const violations = await page.evaluate(() => axe.run('.panel', { runOnly: ['wcag2a', 'wcag2aa'] }).then((result) => result.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)));
-    assert.deepEqual(violations, []);
-    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/lens-${scheme}-${width}-${layerCount}.png` });
-    await page.context().close();
-    await expectNoErrors();
+    await expectAccessible(page, '.panel');
   });
 }
 
@@ -123,8 +111,6 @@ test('keys move in the grid, and the numbers follow the step', async () => {
   const next = document.events[7].details;
   assert.equal(next.model.findIndex(({ text }) => text === ' is') > 0, true);
   await eventually.match(() => section(page).locator('p').first().textContent(), /^␣is has rank \d+ in the last layer, and is the highest candidate in (none|\d) of the layers before it\.$/);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('lens of another form is not shown, and hostile numbers do no harm', async () => {
@@ -146,16 +132,13 @@ test('lens of another form is not shown, and hostile numbers do no harm', async 
     await eventually.equal(() => section(page).isVisible(), step === forms.length, `step ${step}`);
   }
   await eventually.match(() => facts(page), /layer 0: logit 1e\+308, share \d+\.\d+%, rank 1 of/);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('exported page shows the lens', async () => {
   const { id, document } = await ingest((model, step) => lensOf(model, step, 12));
   const file = join(await mkdtemp(join(tmpdir(), 'thunder-lens-')), 'run.html');
   await writeFile(file, await (await fetch(`${URL_}/runs/${id}/export.html`)).text());
-  const context = await browser.newContext();
-  const page = await context.newPage();
+  const page = await (await newContext()).newPage();
   const problems = [];
   page.on('console', (message) => problems.push(message.text()));
   page.on('pageerror', (error) => problems.push(error.stack));
@@ -167,7 +150,6 @@ test('exported page shows the lens', async () => {
   await cell(page, 0, 11).focus();
   await eventually.equal(() => facts(page), description(document.events[4].details, 0, 11, '␣sky ✓'));
   assert.deepEqual(problems, []);
-  await context.close();
 });
 
 test('playground requests the lens, and shows it in the live run', async () => {
@@ -188,6 +170,4 @@ test('playground requests the lens, and shows it in the live run', async () => {
   await eventually.equal(() => facts(page), description(last, 1, last.lens.layers.length - 1, await page.locator('.lens [role=rowheader]').nth(1).textContent()));
   await page.reload();
   await eventually.equal(() => page.isChecked('input[name=lens]'), true, 'the form is kept');
-  await page.context().close();
-  await expectNoErrors();
 });

@@ -1,61 +1,46 @@
 // Notes on a run and on a token, by keyboard.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
+import { URL_, open, eventually, expectAccessible, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
-const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const BOX = '[data-note-dialog] textarea:focus';
-let browser;
 
-before(async () => { browser = await launch(); });
-after(() => browser?.close());
-
-for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
-  test(`notes are written, marked and removed (${scheme}, ${width} px)`, async () => {
-    const id = `notes-${scheme}-${Date.now()}`;
-    const stored = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace(id)) });
-    assert.equal(stored.status, 201);
-    const page = await open(`/runs/${id}?at=40`, { scheme, width });
-    await ready(page);
-    const write = async (text, place) => {
-      await page.keyboard.press('n');
-      await page.waitForSelector(BOX);
-      if (place !== undefined) await page.selectOption('[name=place]', place);
-      await page.fill('[data-note-dialog] textarea', text);
-      await page.focus('[data-note-dialog] textarea');
-      await page.keyboard.press('Control+Enter');
-      await page.waitForSelector('[data-note-dialog]', { state: 'detached' });
-    };
-    await write('an odd <b>word</b>');
-    await page.waitForSelector('.token.note.remark');
-    const current = await page.locator('.token.current').textContent();
-    await eventually.equal(() => page.locator('.token.note.remark').textContent(), current);
-    await write('the whole run\nin two lines', '');
-    await eventually.deepEqual(() => page.locator('[data-notes] .note-text').allTextContents(), ['the whole run\nin two lines', 'an odd <b>word</b>']);
-    await page.evaluate(axe);
-    const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
-    assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html}`), []);
-    await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
-    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/notes-${scheme}.png` });
-    // After a reload the server renders the same; the link selects the token.
-    await page.goto(`${URL_}/runs/${id}`);
-    await ready(page);
-    await page.locator('[data-notes] button').click();
-    await eventually.equal(() => page.locator('.token.current').textContent(), current);
-    const [token] = /^token \d+/.exec(await page.textContent('[data-where]'));
-    assert.equal(await page.textContent('[data-notes] [data-place]'), `at ${token}`);
-    await write('');
-    await page.waitForFunction(() => !document.querySelector('.token.note'));
+test('notes are written, marked and removed, on a phone', async () => {
+  const id = `notes-${Date.now()}`;
+  const stored = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace(id)) });
+  assert.equal(stored.status, 201);
+  const page = await open(`/runs/${id}?at=40`, { width: 375 });
+  await ready(page);
+  const write = async (text, place) => {
     await page.keyboard.press('n');
     await page.waitForSelector(BOX);
-    await page.selectOption('[name=place]', '');
-    await eventually.equal(() => page.inputValue('[data-note-dialog] textarea'), 'the whole run\nin two lines');
-    await page.keyboard.press('Escape');
+    if (place !== undefined) await page.selectOption('[name=place]', place);
+    await page.fill('[data-note-dialog] textarea', text);
+    await page.focus('[data-note-dialog] textarea');
+    await page.keyboard.press('Control+Enter');
     await page.waitForSelector('[data-note-dialog]', { state: 'detached' });
-    await page.context().close();
-    await expectNoErrors();
-  });
-}
+  };
+  await write('an odd <b>word</b>');
+  await page.waitForSelector('.token.note.remark');
+  const current = await page.locator('.token.current').textContent();
+  await eventually.equal(() => page.locator('.token.note.remark').textContent(), current);
+  await write('the whole run\nin two lines', '');
+  await eventually.deepEqual(() => page.locator('[data-notes] .note-text').allTextContents(), ['the whole run\nin two lines', 'an odd <b>word</b>']);
+  await expectAccessible(page);
+  // After a reload the server renders the same; the link selects the token.
+  await page.goto(`${URL_}/runs/${id}`);
+  await ready(page);
+  await page.locator('[data-notes] button').click();
+  await eventually.equal(() => page.locator('.token.current').textContent(), current);
+  const [token] = /^token \d+/.exec(await page.textContent('[data-where]'));
+  assert.equal(await page.textContent('[data-notes] [data-place]'), `at ${token}`);
+  await write('');
+  await page.waitForFunction(() => !document.querySelector('.token.note'));
+  await page.keyboard.press('n');
+  await page.waitForSelector(BOX);
+  await page.selectOption('[name=place]', '');
+  await eventually.equal(() => page.inputValue('[data-note-dialog] textarea'), 'the whole run\nin two lines');
+  await page.keyboard.press('Escape');
+  await page.waitForSelector('[data-note-dialog]', { state: 'detached' });
+});

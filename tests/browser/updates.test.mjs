@@ -1,12 +1,8 @@
 // Pages that follow the server: the run list, branches of a run, and experiments. Responses are delayed by the tests.
-import test, { after, before } from 'node:test';
+import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, launch, open, eventually, expectNoErrors } from './browser.mjs';
+import { URL_, open, eventually } from './browser.mjs';
 import { document as sample } from './document.mjs';
-
-let browser;
-before(async () => { browser = await launch(); });
-after(() => browser?.close());
 
 const post = (path, body, signal) => fetch(URL_ + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
 const json = async (path) => (await fetch(URL_ + path)).json();
@@ -53,8 +49,6 @@ test('run that ends before the list is connected is shown as ended', async () =>
   await run.end();
   connect();
   await eventually.notEqual(() => status(page, run.id), 'running');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('changes while the list is loaded are not lost', async () => {
@@ -79,8 +73,6 @@ test('changes while the list is loaded are not lost', async () => {
   assert.ok(await page.isVisible('[data-new-runs]'), 'the new run is still announced');
   await page.click('[data-new-runs]');
   await page.waitForSelector(`[data-run="${thunder.run_id}"]`);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('update of the list is not applied to that of another filter', async () => {
@@ -102,8 +94,6 @@ test('update of the list is not applied to that of another filter', async () => 
   await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve); }));
   assert.equal(await page.isVisible('[data-new-runs]'), false);
   assert.equal(await page.locator('[data-run]').count(), 1);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('older response does not replace the state of an experiment', async () => {
@@ -126,8 +116,6 @@ test('older response does not replace the state of an experiment', async () => {
   held.send();
   await (await finished).finished();
   assert.equal(await state(), 'cancelled');
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('run that is loaded late does not replace the one that the playground shows', async () => {
@@ -147,8 +135,6 @@ test('run that is loaded late does not replace the one that the playground shows
   await eventually.ok(() => isSettled);
   await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve, 50); }));
   assert.match(await page.textContent('[data-where]'), /^token 7 /);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 /** Opens a run whose family the test answers: `answer(original)` returns the response. `requests()` is the number of requests. */
@@ -179,8 +165,6 @@ test('active run without branches is not polled once it can be forked', async ()
   await eventually.match(() => page.textContent('.branch-list'), /None yet/);
   for (let i = 0; i < 5; i += 1) await page.clock.runFor(10_000);
   assert.equal((await requests()).length, 1);
-  await page.context().close();
-  await expectNoErrors();
 });
 
 test('active branches are polled less often after errors, and not after a refusal', async () => {
@@ -207,6 +191,4 @@ test('active branches are polled less often after errors, and not after a refusa
   await eventually.equal(() => statuses.length, 0);
   for (let i = 0; i < 5; i += 1) await page.clock.runFor(60_000);
   assert.equal(await count(), 4);
-  await page.context().close();
-  await expectNoErrors();
 });

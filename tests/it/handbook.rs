@@ -92,6 +92,8 @@ fn blocks(markdown: &str) -> Vec<Block> {
 /// Runner of the blocks of all pages. The blocks of a page run consecutively in a new folder.
 struct PageRunner {
     folder: PathBuf,
+    /// The data directory of commands that start PostgreSQL themselves; its creation takes longer than the commands.
+    data_dir: PathBuf,
     servers: BTreeMap<Vec<String>, Server>,
     flags: Vec<String>,
     ran: usize,
@@ -103,6 +105,7 @@ impl PageRunner {
     fn new() -> Self {
         Self {
             folder: folder(),
+            data_dir: folder(),
             servers: BTreeMap::new(),
             flags: Vec::new(),
             ran: 0,
@@ -119,8 +122,8 @@ impl PageRunner {
             std::os::unix::fs::symlink(Path::new(ROOT).join(name), self.folder.join(name)).unwrap();
         }
         std::fs::create_dir(self.folder.join("bin")).unwrap();
-        let (program, data, model) = (thunder().get_program().to_owned(), folder(), model());
-        let (program, data, model) = (program.display(), data.display(), model.display());
+        let (program, model) = (thunder().get_program().to_owned(), model());
+        let (program, data, model) = (program.display(), self.data_dir.display(), model.display());
         // A mod from a file runs in the command's process, with a separate database.
         let script = format!(
             "#!/bin/sh\ncase \"$*\" in\n\

@@ -1,6 +1,7 @@
 //! The rules of names and of the first lines of documentation.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
@@ -54,6 +55,8 @@ const QUESTION_WORDS: &[&str] = &["How", "What", "When", "Where", "Whether", "Wh
 /// Beginnings of constants that are limits, and the word to use instead.
 const LIMIT_PREFIXES: &[(&str, &str)] =
     &[("MOST_", "MAX_"), ("LONGEST_", "MAX_"), ("LARGEST_", "MAX_"), ("LEAST_", "MIN_"), ("FEWEST_", "MIN_")];
+
+static SOURCE: LazyLock<Names> = LazyLock::new(Names::from_source);
 
 /// The public types and the problems found in the source.
 #[derive(Default)]
@@ -241,15 +244,15 @@ fn snake_case(name: &str) -> String {
 
 #[test]
 fn names_and_doc_comments_follow_the_vocabulary() {
-    let problems = Names::from_source().problems;
+    let problems = &SOURCE.problems;
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
 }
 
 #[test]
 fn public_type_names_are_unique() {
-    let shared: Vec<_> = Names::from_source()
+    let shared: Vec<_> = SOURCE
         .types
-        .into_iter()
+        .iter()
         .filter(|(name, locations)| locations.len() > 1 && !SHARED_TYPE_NAMES.contains(&name.as_str()))
         .map(|(name, locations)| format!("{name}: {}", locations.join(", ")))
         .collect();

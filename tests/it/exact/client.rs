@@ -17,11 +17,11 @@ pub async fn client_tokens(test_engine: &TestEngine, mut request: Request) -> Ve
     while let Some(output) = output.recv().await {
         match output {
             Output::Text(delta) => {
-                tokens.truncate(tokens.len() - delta.retracted);
                 assert_eq!(delta.tokens.len(), delta.rows.len());
                 let rows = delta.rows.into_iter().map(|row| row.map(|row| row.values.clone()));
-                tokens.extend(delta.tokens.into_iter().map(|(measure, _)| measure.token).zip(rows));
+                tokens.extend(delta.tokens.iter().map(|token| token.measurement.token).zip(rows));
             }
+            Output::Retract { tokens: retracted, .. } => tokens.truncate(tokens.len() - retracted),
             Output::Ended(_) => return tokens,
             other => panic!("{other:?}"),
         }

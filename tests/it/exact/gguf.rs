@@ -82,7 +82,8 @@ impl Writer {
             dimensions.iter().for_each(|&dimension| file.extend((dimension as u64).to_le_bytes()));
             file.extend(0_u32.to_le_bytes());
             file.extend(offset.to_le_bytes());
-            data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            // The supported processors are little-endian, like the format.
+            data.extend_from_slice(bytemuck::cast_slice(values));
             data.resize(data.len().next_multiple_of(32), 0);
             offset = data.len() as u64;
         }

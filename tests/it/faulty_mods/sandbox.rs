@@ -1,6 +1,6 @@
 //! The sandbox of mods: access that it denies or permits, and uploaded mods, which run in it by default.
 
-use super::{FAULTS, TOKENS, exception, has_sandbox, run_mod, run_with_others, sandboxed_server, unrestricted_server};
+use super::{FAULTS, TOKENS, exception, has_sandbox, run_mod, sandboxed_server, unrestricted_server};
 use crate::harness::Server;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -28,18 +28,18 @@ async fn sandbox_denies_access_to_the_system() {
         "signals",
         "grows_memory",
     ] {
-        let result = run_with_others(unrestricted_server, name).await;
+        let result = run_mod(unrestricted_server, name, TOKENS).await;
         assert!(
             result.logs.len() == 1 && result.logs[0].starts_with("done"),
             "{name}: {:?} {:?}",
             result.logs,
             result.exceptions
         );
-        let result = run_with_others(sandboxed_server, name).await;
+        let result = run_mod(sandboxed_server, name, TOKENS).await;
         assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
     }
     for name in ["replaces_itself", "lifts_limits", "looks_up_names"] {
-        let result = run_with_others(sandboxed_server, name).await;
+        let result = run_mod(sandboxed_server, name, TOKENS).await;
         assert!(
             result.logs.len() == 1 && result.logs[0].starts_with("refused "),
             "{name}: {:?} {:?}",
@@ -59,16 +59,16 @@ async fn sandbox_denies_access_to_the_system() {
                     .filter(|_| has_system_call_numbers),
             )
     {
-        let result = run_with_others(sandboxed_server, name).await;
+        let result = run_mod(sandboxed_server, name, TOKENS).await;
         assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
     }
     for (name, done) in
         [("starts_threads", "done None"), ("frees_memory", "done advised"), ("does_not_block", "done set")]
     {
-        let result = run_with_others(sandboxed_server, name).await;
+        let result = run_mod(sandboxed_server, name, TOKENS).await;
         assert_eq!(result.logs, [done], "{name} must be permitted: {:?}", result.exceptions);
     }
-    let limit = run_with_others(sandboxed_server, "reads_thread_limit").await.logs.remove(0);
+    let limit = run_mod(sandboxed_server, "reads_thread_limit", TOKENS).await.logs.remove(0);
     let limit: i64 = limit.strip_prefix("done ").unwrap().parse().unwrap();
     assert!((1024..20_000).contains(&limit), "the kernel must limit threads: {limit}");
     assert_workers_have_no_capabilities(sandboxed_server).await;
@@ -174,7 +174,7 @@ async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
     server.wait_ready().await;
     for name in ["opens_sockets", "reads_files", "writes_files", "forks", "signals"] {
         upload(&server, name).await;
-        assert_eq!(run_with_others(&server, name).await.logs, ["refused PermissionError"], "{name}");
+        assert_eq!(run_mod(&server, name, TOKENS).await.logs, ["refused PermissionError"], "{name}");
     }
     upload(&server, "sleeps").await;
     let slow = run_mod(&server, "sleeps", TOKENS);

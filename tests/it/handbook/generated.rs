@@ -1,6 +1,7 @@
 //! Parts of the handbook that are generated: the flags, the built-in mods, and the example configurations.
 
 use super::{ROOT, pages};
+use clap::builder::PossibleValue;
 use clap::{Arg, CommandFactory};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -60,7 +61,7 @@ fn flag_row(flag: &Arg) -> String {
     let placeholder = placeholder.join(" ");
     let possible = flag.get_possible_values();
     let mut values: Vec<&str> =
-        possible.iter().filter(|value| !value.is_hide_set()).map(|value| value.get_name()).collect();
+        possible.iter().filter(|value| !value.is_hide_set()).map(PossibleValue::get_name).collect();
     if values.is_empty() && placeholder.contains('|') {
         values = placeholder.split('|').collect();
     }

@@ -1,5 +1,6 @@
 //! Cleanup when the test process ends, also after a crash.
 
+use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::Pid;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt;
@@ -8,6 +9,9 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// The tests have up to 2.3 GB on disk at the same time.
+const MIN_FREE_MEMORY: u64 = 6 << 30;
 
 /// Reads lines `start PID` and `end PID` until the test process ends. Then it ends each process without an `end` line and
 /// removes the folder. A process has 10 seconds for its own cleanup.
@@ -42,9 +46,18 @@ static SHELL: LazyLock<Mutex<ChildStdin>> = LazyLock::new(|| {
 /// Returns the folder of everything that this test process writes.
 ///
 /// Its path is short, because Unix sockets are below it. It is outside of home directories, because PostgreSQL runs as
-/// another user if the tests run as root, and that user cannot enter a private home directory.
+/// another user if the tests run as root, and that user cannot enter a private home directory. It is in memory if there
+/// is room, because each test's database consists of 300 files.
 fn root() -> PathBuf {
-    std::env::temp_dir().join(format!("thunder-it-{}", std::process::id()))
+    static PARENT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let memory = Path::new("/dev/shm");
+        let has_room = statvfs(memory).is_ok_and(|found| {
+            let free = found.blocks_available() * found.fragment_size();
+            free >= MIN_FREE_MEMORY && !found.flags().contains(FsFlags::ST_NOEXEC)
+        });
+        if has_room { memory.to_owned() } else { std::env::temp_dir() }
+    });
+    PARENT.join(format!("thunder-it-{}", std::process::id()))
 }
 
 /// Creates an empty folder, which is removed when the test process ends.

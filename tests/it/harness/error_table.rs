@@ -1,8 +1,10 @@
 //! Snapshots of the error messages of many requests.
 
+use super::commands::text;
 use super::redaction::redact_text;
 use serde_json::Value;
 use std::fmt::{self, Display, Write};
+use std::process::Output;
 
 /// Maximum number of characters of a request in the table.
 const MAX_REQUEST: usize = 140;
@@ -25,6 +27,15 @@ impl ErrorTable {
     /// Adds a request, such as the flags of a command, with its error as text.
     pub fn add_text(&mut self, request: impl Display, error: &str) {
         self.row(&request, &error.trim_end().replace('\n', "\n    "));
+    }
+
+    /// Adds the arguments of a command with its exit code and its output.
+    pub fn add_output(&mut self, arguments: &[&str], output: &Output) {
+        let code = output.status.code().unwrap();
+        self.add_text(
+            arguments.join(" "),
+            &format!("exit code {code}\n{}{}", text(&output.stdout), text(&output.stderr)),
+        );
     }
 
     fn row(&mut self, request: &dyn Display, answer: &str) {

@@ -22,6 +22,7 @@ pub use runs::{recorded_items, run_start};
 pub use server::{Server, server};
 pub use sse::{SseEvent, SseReader};
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -48,9 +49,23 @@ pub fn thunder() -> Command {
     }) {
         command.env_remove(name);
     }
-    command.env("THUNDER_CONFIG_FILE", "");
+    command.env("THUNDER_CONFIG_FILE", "").env("PATH", &*PATH);
     command
 }
+
+/// `PATH` with the folder of the interpreter first: `python3` may be a slow script that looks for it (pyenv).
+static PATH: LazyLock<OsString> = LazyLock::new(|| {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let output = Command::new("python3").args(["-c", "import sys; print(sys.executable or '', end='')"]).output();
+    let interpreter = output.ok().and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
+    match Path::new(&interpreter).parent() {
+        Some(folder) => {
+            let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&path));
+            std::env::join_paths(folders).unwrap()
+        }
+        None => path,
+    }
+});
 
 /// Returns false for SIGHUP if the tests run under nohup: programs inherit that the signal is ignored.
 pub fn can_receive(signal: &str) -> bool {

@@ -48,11 +48,12 @@ impl Postgres {
             std::fs::set_permissions(data.join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
             give_to_account(&data.join(name));
         }
-        // The data need not be durable. Each server under test has up to 20 connections.
+        // The data need not be durable, and databases of seconds need no autovacuum. Each server under test has up to 20
+        // connections.
         let settings = format!(
             "listen_addresses=127.0.0.1;port={};unix_socket_directories={};ssl=on;ssl_cert_file=server.pem;\
              ssl_key_file=server.key;fsync=off;full_page_writes=off;wal_level=minimal;max_wal_senders=0;\
-             shared_buffers=64MB;max_connections=1000;jit=off;timezone=UTC;log_timezone=UTC",
+             shared_buffers=64MB;max_connections=1000;jit=off;autovacuum=off;timezone=UTC;log_timezone=UTC",
             this.port,
             this.folder.display()
         );

@@ -36,7 +36,7 @@ fn conversation(messages: &[(&str, Vec<TokenId>)], max_tokens: u32) -> Request {
 }
 
 fn encode(text: &str) -> Vec<TokenId> {
-    model().vocabulary().encode(text, false, true)
+    model().vocabulary().encode_markup(text)
 }
 
 /// Returns a conversation whose run generates this answer.

@@ -9,6 +9,7 @@ mod reader;
 
 use reader::{CratePath, Module, read_module};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::LazyLock;
 
 /// Each folder and the folders that it may import; `cli` composes the program and may import all.
 const IMPORTS: &[(&str, &[&str])] = &[
@@ -185,20 +186,20 @@ fn forbidden_cycles(cycles: &[Vec<&str>]) -> Vec<String> {
     problems
 }
 
-fn source() -> Vec<(String, String)> {
-    super::files("src").into_iter().map(|(path, text)| (path["src/".len()..].to_owned(), text)).collect()
-}
+static SOURCE: LazyLock<Crate> = LazyLock::new(|| {
+    let files = super::files("src").into_iter().map(|(path, text)| (path["src/".len()..].to_owned(), text));
+    Crate::read(&files.collect::<Vec<_>>())
+});
 
 #[test]
 fn imports_follow_the_table() {
-    let problems: Vec<String> = Crate::read(&source()).forbidden().into_iter().collect();
+    let problems: Vec<String> = SOURCE.forbidden().into_iter().collect();
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
 #[test]
 fn files_have_no_import_cycles() {
-    let parsed = Crate::read(&source());
-    let problems = forbidden_cycles(&parsed.cycles());
+    let problems = forbidden_cycles(&SOURCE.cycles());
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 

@@ -63,7 +63,8 @@ async fn wait_until_stored(target: &Target, name: &str) -> Value {
 
 pub async fn run_of_dead_program_is_interrupted(target: &Target) {
     let dead = target.store("dead").await;
-    dead.recorder().0.signals.send(start(target, "dead", RunId::now())).await.unwrap();
+    dead.start_recorder();
+    dead.recorder().signals.send(start(target, "dead", RunId::now())).await.unwrap();
     wait_until_stored(target, "dead").await;
     // The program closes its connections before its run ends.
     dead.close().await;
@@ -86,7 +87,8 @@ pub async fn old_day_is_dropped(target: &Target) {
     // This day is before the days of all other runs.
     let noon = (today - Days::new(9000)).and_hms_opt(12, 0, 0).unwrap().and_utc();
     let id = RunId(Uuid::new_v7(Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0)));
-    store.recorder().0.signals.send(start(target, "old", id)).await.unwrap();
+    store.start_recorder();
+    store.recorder().signals.send(start(target, "old", id)).await.unwrap();
     wait_until_stored(target, "old").await;
     store.close().await;
     let store = target.store("retention").await;
@@ -102,6 +104,7 @@ pub async fn links_between_tables_are_valid(target: &Target) {
     store.close().await;
 }
 
+#[expect(clippy::unused_async, reason = "all checks are async functions")]
 pub async fn server_log_has_no_database_error(target: &Target) {
     let log = target.server.log();
     for word in ["panic", "prepared statement", "syntax error", "does not exist", "unsupported startup parameter"] {

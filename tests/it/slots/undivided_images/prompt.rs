@@ -50,7 +50,7 @@ impl Prompt {
         for &part in parts {
             match part {
                 Text(text) => {
-                    prompt.tokens.extend(model.vocabulary().encode(text, false, true));
+                    prompt.tokens.extend(model.vocabulary().encode_markup(text));
                     prompt.text += text;
                 }
                 Picture(width, height, seed) => {
