@@ -58,11 +58,11 @@ pub struct EngineFlags {
     /// Weights locked in memory
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
-    /// Attention capture for runs that request it: auto (default) with flash attention, unless the cache stores 32-bit
-    /// numbers or --flash-attn is off; on without flash attention; off for none
+    /// Capture mode for runs that request attention. on: flash attention is off. off: no capture. auto (default): flash
+    /// attention is on, except with a 32-bit cache or --flash-attn off
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "auto|on|off")]
     pub attention: Option<OnOffAuto>,
-    /// Flash attention; with --attention auto, on always uses it and off never; cannot be on with --attention on [also: -fa]
+    /// Flash attention; on cannot be combined with --attention on [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<OnOffAuto>,
     /// Chat template that replaces the model's: Jinja text, or the name of a built-in template, e.g. llama3

@@ -35,9 +35,9 @@ impl ModFactory for ReplacePhrase {
                         "propertyNames": {"minLength": 1, "maxLength": phrase::MAX_PHRASE_CHARS},
                         "description": "Replacement for each phrase; an empty string removes it."},
                     "case_sensitive": {"type": "boolean", "default": false,
-                        "description": "True if matching is case-sensitive."},
+                        "description": "`true` for case-sensitive matching."},
                     "whole_words": {"type": "boolean", "default": false,
-                        "description": "True if a phrase must not be part of a longer word."},
+                        "description": "`true` if a phrase must not be part of a longer word."},
                 }),
             ),
         )

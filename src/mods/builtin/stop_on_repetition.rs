@@ -18,7 +18,7 @@ impl ModFactory for StopOnRepetition {
             "stop-on-repetition",
             "Ends an answer that repeats itself.",
             "When the last `ngram` × `times` tokens of the answer repeat one block of at most `ngram` tokens, an \
-             end-of-generation token is forced and the run ends with reason stop. The repeated text is kept, since a client has \
+             end-of-generation token is forced and the run ends with the finish reason `stop`. The repeated text is kept, since a client has \
              already read it; with `cut`, all blocks except the first are removed, and the stream is delayed by `ngram` × `times` tokens.",
             json!({"ngram": 16, "times": 3, "cut": false}),
             schema(

@@ -28,7 +28,7 @@ impl ModFactory for StopRules {
         describe(
             "stop-rules",
             "Ends the answer at a number of tokens or sentences, a match, a repeated line, or when the model becomes unsure.",
-            "At least one rule is required. The first rule that is met ends the run with finish reason stop and is logged. The \
+            "At least one rule is required. The first rule that is met ends the run with the finish reason `stop` and is logged. The \
             rules apply to the answer after its reasoning. A sentence is complete when a space follows it; the space is then removed. A full stop \
              after a single letter or after the number of a list item does not end a sentence. The expression may match anywhere within the last \
              1024 bytes, and the answer ends after the match. Lines are compared without surrounding spaces; empty lines \

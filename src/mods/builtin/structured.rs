@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Documentation shared by the three mods.
 const BEHAVIOR: &str = "At every step, only tokens that lead to a valid answer can be drawn. When the answer is complete and nothing \
-                    can follow, the run ends with reason stop. With `after`, the constraint begins after that \
+                    can follow, the run ends with the finish reason `stop`. With `after`, the constraint begins after that \
                     text. Otherwise it begins after the reasoning at the beginning of the answer, or at the first token if there is no \
                     reasoning. If another mod forces text that the constraint does not permit, the text is kept and a warning is logged. \
                     Several constraints apply together if an answer can satisfy them all.";
