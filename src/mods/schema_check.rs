@@ -251,7 +251,7 @@ fn subject(at: &str) -> String {
 }
 
 /// Returns the beginning of a value as JSON.
-fn excerpt(value: &Value) -> String {
+pub(super) fn excerpt(value: &Value) -> String {
     let mut json = value.to_string();
     if let Some((end, _)) = json.char_indices().nth(MAX_VALUE_CHARS) {
         json.truncate(end);

@@ -98,6 +98,7 @@ pub fn to_reply(
         elapsed: Duration::from_nanos(elapsed_ns).min(received_at.elapsed()),
         ..Reply::default()
     };
-    // Before the statistics of the mod, which count an invalid action as a failure.
+    // Before the statistics of the mod, which count an invalid action as a failure. Only the engine knows how many tokens are
+    // possible.
     reply.validate_action(event, run.view.vocabulary.len())
 }

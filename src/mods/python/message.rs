@@ -255,7 +255,9 @@ impl HandlerInfo {
     pub fn check_config(&self, config: &Value) -> Result<(), String> {
         let Some(schema) = &self.schema else {
             let is_valid = config.is_null() || config.is_object();
-            return is_valid.then_some(()).ok_or_else(|| format!("the configuration must be an object, got {config}"));
+            return is_valid
+                .then_some(())
+                .ok_or_else(|| format!("the configuration must be an object, got {}", schema_check::excerpt(config)));
         };
         let fields = schema_check::known_fields(config, schema)?;
         schema_check::first_error(&Value::Object(fields), schema).map_or(Ok(()), Err)

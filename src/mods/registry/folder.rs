@@ -29,6 +29,8 @@ pub struct ModFolder {
     path: PathBuf,
     python: PythonMods,
     files: BTreeMap<PathBuf, FolderFile>,
+    /// True if the folder could not be read last time.
+    is_unreadable: bool,
 }
 
 /// The state of a file at its last read.
@@ -54,13 +56,18 @@ impl ModFolder {
     /// Creates a folder that has not been read yet.
     #[must_use]
     pub fn new(path: PathBuf, python: PythonMods) -> Self {
-        Self { path, python: PythonMods { origin: ModOrigin::File, ..python }, files: BTreeMap::new() }
+        Self {
+            path,
+            python: PythonMods { origin: ModOrigin::File, ..python },
+            files: BTreeMap::new(),
+            is_unreadable: false,
+        }
     }
 
     /// Registers new and changed mods, and removes those whose files were removed. A file that cannot be loaded keeps
     /// the mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. An import whose
-    /// failure [may pass](LoadError::is_transient) is due again after a delay, a limited number of times. Takes as long as
-    /// the imports of the changed files.
+    /// failure [may pass](LoadError::is_transient) is due again after a delay. Takes as long as the imports of the changed
+    /// files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -143,11 +150,10 @@ impl ModFolder {
             Err(error) => {
                 let kept = if known.names.is_empty() { "" } else { "; the previous version remains registered" };
                 if error.is_transient() {
-                    known.retry = ImportRetry::after(earlier_retry.as_ref(), source.hash());
+                    known.retry = Some(ImportRetry::after(earlier_retry.as_ref(), source.hash()));
                 }
                 if is_retry {
-                    let end = if known.retry.is_none() { "; not imported again until the file changes" } else { "" };
-                    tracing::warn!("{error}{kept}{end}");
+                    tracing::warn!("{error}{kept}");
                 } else {
                     let traceback = error.traceback().map(|text| format!("\n{}", text.trim_end())).unwrap_or_default();
                     tracing::error!("{error}{kept}{traceback}");
@@ -237,10 +243,13 @@ impl ModFolder {
     fn resync(&mut self, registry: &ModRegistry) -> Option<Instant> {
         let synced = self.sync(registry);
         let due = self.files.values().filter_map(|known| known.retry.as_ref()).map(|retry| retry.at).min();
+        let was_unreadable = std::mem::replace(&mut self.is_unreadable, synced.is_err());
         match synced {
             Ok(()) => due,
             Err(error) => {
-                tracing::error!("{error}; the mods of the folder are unchanged");
+                if !was_unreadable {
+                    tracing::error!("{error}; the mods of the folder are unchanged");
+                }
                 // The imports that were due remain due.
                 due.map(|due| due.max(Instant::now() + REREAD_DELAY))
             }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 /// Delay before the first retry; doubles with each further one.
 const MIN_DELAY: Duration = Duration::from_secs(30);
-/// Maximum retries of an import. Changes of other mods wait for an import, and one that hangs may do so every time.
-const MAX_RETRIES: u32 = 6;
+/// Maximum delay. Changes of other mods wait for an import, and one that hangs may do so every time.
+const MAX_DELAY: Duration = Duration::from_hours(1);
 
 /// The next import of a source whose last import failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,12 +19,19 @@ pub struct ImportRetry {
 }
 
 impl ImportRetry {
-    /// Plans the next import of a source after a failed one; `earlier` is the retry that failed. Returns `None` after the
-    /// last retry. Another source begins with the first retry.
+    /// Plans the next import of a source after a failed one; `earlier` is the retry that failed. Another source begins with
+    /// the first retry.
     #[must_use]
-    pub fn after(earlier: Option<&Self>, hash: String) -> Option<Self> {
-        let number = earlier.filter(|retry| retry.hash == hash).map_or(1, |retry| retry.number + 1);
-        (number <= MAX_RETRIES).then(|| Self { hash, number, at: Instant::now() + MIN_DELAY * 2_u32.pow(number - 1) })
+    pub fn after(earlier: Option<&Self>, hash: String) -> Self {
+        let number = earlier.filter(|retry| retry.is_for(&hash)).map_or(1, |retry| retry.number + 1);
+        let delay = MIN_DELAY.saturating_mul(2_u32.saturating_pow(number - 1)).min(MAX_DELAY);
+        Self { hash, number, at: Instant::now() + delay }
+    }
+
+    /// Returns true if it imports the source with this hash.
+    #[must_use]
+    pub fn is_for(&self, hash: &str) -> bool {
+        self.hash == hash
     }
 
     /// Returns true if it is time for the import.
@@ -36,22 +43,22 @@ impl ImportRetry {
 
 #[cfg(test)]
 mod tests {
-    use super::{ImportRetry, MAX_RETRIES, MIN_DELAY};
+    use super::{ImportRetry, MAX_DELAY, MIN_DELAY};
     use std::time::Instant;
 
     #[test]
-    fn retries_of_the_same_source_are_delayed_and_limited() {
+    fn retries_of_the_same_source_have_growing_delays() {
         let next = |earlier: Option<&ImportRetry>| ImportRetry::after(earlier, "a".to_owned());
         let begun = Instant::now();
-        let mut retry = next(None).unwrap();
+        let mut retry = next(None);
         assert!(retry.at >= begun + MIN_DELAY && !retry.is_due());
-        for number in 2..=MAX_RETRIES {
+        for number in 2..40 {
             let begun = Instant::now();
-            retry = next(Some(&retry)).unwrap();
+            retry = next(Some(&retry));
             assert_eq!(retry.number, number);
-            assert!(retry.at >= begun + MIN_DELAY * 2_u32.pow(number - 1));
+            assert!(retry.at >= begun + (MIN_DELAY * 2_u32.pow(number.min(8) - 1)).min(MAX_DELAY));
+            assert!(retry.at <= Instant::now() + MAX_DELAY);
         }
-        assert_eq!(next(Some(&retry)), None);
-        assert_eq!(ImportRetry::after(Some(&retry), "b".to_owned()).map(|retry| retry.number), Some(1));
+        assert_eq!(ImportRetry::after(Some(&retry), "b".to_owned()).number, 1);
     }
 }

@@ -73,7 +73,8 @@ impl ModSync {
     async fn sync_mod(&mut self, app: &App, store: &Store, name: &str) -> Result<(), Error> {
         let registry = app.registry();
         // Import before locking, because the import takes time and the state may change again.
-        let imported = import_newest(app, store, name).await?;
+        let planned = self.retries.get(name).filter(|retry| !retry.is_due()).cloned();
+        let imported = import_newest(app, store, name, planned.as_ref()).await?;
         if let Some(Imported { result: Err(ImportError::Server(error)), .. }) = &imported
             && error.status() == ErrorKind::Busy.status()
         {
@@ -83,13 +84,13 @@ impl ModSync {
         let _changing = app.lock_mod_changes().await;
         let state = store.mod_states().await?.into_iter().find(|state| state.name == name);
         let hash = state.as_ref().and_then(|state| state.hash.as_deref());
-        let mut retry = None;
+        let mut retry = planned.filter(|planned| hash.is_some_and(|hash| planned.is_for(hash)));
         match imported {
             // It may have been uploaded again, to this server, during the import.
             _ if hash.is_some_and(|hash| has_version(registry, name, hash)) => registry.set_problem(name, None),
             Some(imported) if hash == Some(&*imported.version.hash) => {
                 if matches!(&imported.result, Err(ImportError::Load(error)) if error.is_transient()) {
-                    retry = ImportRetry::after(self.retries.get(name), imported.version.hash.clone());
+                    retry = Some(ImportRetry::after(self.retries.get(name), imported.version.hash.clone()));
                 }
                 register_imported(app, imported);
             }
@@ -133,13 +134,22 @@ struct Imported {
     result: Result<Arc<dyn ModFactory>, ImportError>,
 }
 
-/// Imports the newest uploaded version of a mod, unless runs use it or uploads are disabled.
-async fn import_newest(app: &App, store: &Store, name: &str) -> Result<Option<Imported>, Error> {
+/// Imports the newest uploaded version of a mod, unless runs use it, its import is planned for later, or uploads are
+/// disabled.
+async fn import_newest(
+    app: &App,
+    store: &Store,
+    name: &str,
+    planned: Option<&ImportRetry>,
+) -> Result<Option<Imported>, Error> {
     if !app.config().server.allow_mod_upload {
         return Ok(None);
     }
     let newest = store.uploaded_mod(name).await?;
-    let Some(version) = newest.filter(|version| !has_version(app.registry(), name, &version.hash)) else {
+    let Some(version) = newest.filter(|version| {
+        !has_version(app.registry(), name, &version.hash)
+            && planned.is_none_or(|planned| !planned.is_for(&version.hash))
+    }) else {
         return Ok(None);
     };
     let result = match serde_json::from_value::<ModUpload>(version.upload.clone()) {
@@ -187,7 +197,7 @@ mod tests {
     fn due_retry_is_the_earliest_in_the_past() {
         let mut sync = ModSync::default();
         assert_eq!(sync.due_retry(), None);
-        let later = ImportRetry::after(None, "a".to_owned()).unwrap();
+        let later = ImportRetry::after(None, "a".to_owned());
         sync.retries.insert("later".to_owned(), later.clone());
         assert_eq!(sync.due_retry(), None);
         let mut due = later;
