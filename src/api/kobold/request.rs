@@ -5,7 +5,7 @@ use crate::api::shared::aliases::{defaults_with_aliases, restore_client_names};
 use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::images::{ImageReader, RequestImages};
-use crate::api::shared::parameters::AnswerLength;
+use crate::api::shared::parameters::MinTokens;
 use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -158,7 +158,7 @@ fn parse_fields(
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         // As in KoboldCPP, the stop string is part of the text only if `trim_stop` is false.
         report: ReportOptions { per_token: !trim_stop, ..ReportOptions::default() },
-        ..base_request(app, loaded, fields, prompt, Surface::Kobold, AnswerLength::NotEmpty)?
+        ..base_request(app, loaded, fields, prompt, Surface::Kobold, MinTokens::One)?
     };
     images.move_to(&mut request);
     Ok(KoboldRequest {

@@ -2,7 +2,7 @@
 
 use crate::api::shared::fields::Fields;
 use crate::api::shared::parameters;
-use crate::api::shared::parameters::{AnswerLength, MAX_RUN_MODS};
+use crate::api::shared::parameters::{MAX_RUN_MODS, MinTokens};
 use crate::engine::{Limits, Overflow, ReasoningBudget, Request, SamplingParams, recorded_parameter};
 use crate::events::{PromptRecord, Surface, TokenId};
 use crate::model::Vocabulary;
@@ -98,7 +98,7 @@ fn recorded_limits(limits: &Value, vocabulary: &Vocabulary) -> Result<Limits, Ap
     let fields = Fields::new(limits)?;
     let max_time: Option<std::time::Duration> =
         parse_optional(&limits["max_time"], "prompt.parameters.limits.max_time")?;
-    let recorded = parameters::limits(fields, vocabulary, i32::MAX as u32, AnswerLength::MayBeEmpty)?;
+    let recorded = parameters::limits(fields, vocabulary, i32::MAX as u32, MinTokens::Zero)?;
     Ok(Limits {
         // A recording does not tell whether the client sent the number.
         has_requested_max_steps: recorded.max_steps != Limits::new(recorded.max_tokens).max_steps,

@@ -27,14 +27,14 @@ impl<'a> Fields<'a> {
         Self { defaults: Some(defaults), ..self }
     }
 
-    /// Returns the same fields with the server's defaults for parameters absent from the body. A route calls this before it
-    /// passes the fields to a parser of parameters or to [`super::base_request`].
+    /// Returns the same fields with the server's defaults for parameters absent from the body. Recorded parameters must not
+    /// get them.
     pub(crate) fn with_server_defaults(self, app: &'a App) -> Self {
         self.with_defaults(&app.config().server.request_defaults)
     }
 
-    /// Returns the same fields in llama-server's mode: numbers outside of their range are clamped to it, and sampling
-    /// parameters have llama-server's limits instead of OpenAI's.
+    /// Returns the same fields in llama-server's mode: numbers that need not be integers are clamped to their
+    /// range, and sampling parameters have llama-server's limits instead of OpenAI's.
     pub(crate) fn lenient(self) -> Self {
         Self { lenient: true, ..self }
     }

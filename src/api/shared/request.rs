@@ -1,6 +1,6 @@
 //! Engine requests built from the body fields that protocols share.
 
-use super::parameters::{AnswerLength, SeveralConstraints};
+use super::parameters::{MinTokens, SeveralConstraints};
 use super::{Fields, parameters};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
@@ -34,7 +34,7 @@ pub(crate) fn engine_request(
     Ok(Request {
         metadata: parameters::metadata(fields)?,
         answer_fields: fields.present_fields(&RECORDED_FIELDS),
-        ..base_request(app, loaded, fields, prompt, surface, AnswerLength::MayBeEmpty)?
+        ..base_request(app, loaded, fields, prompt, surface, MinTokens::Zero)?
     })
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn base_request(
     fields: Fields<'_>,
     prompt: Vec<TokenId>,
     surface: Surface,
-    length: AnswerLength,
+    min_tokens: MinTokens,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
     let known = loaded.model().adapters();
@@ -61,7 +61,7 @@ pub(crate) fn base_request(
         user_label: parameters::user(fields)?,
         sampling: parameters::sampling(fields, vocabulary)?,
         constraint: parameters::parse_constraint(fields, SeveralConstraints::TakeFirst)?,
-        limits: parameters::limits(fields, vocabulary, room, length)?,
+        limits: parameters::limits(fields, vocabulary, room, min_tokens)?,
         mods: parameters::requested_mods(fields, loaded, app.registry())?,
         adapters: Some(parameters::requested_adapters(fields, known, known.default_set())?),
         attention,

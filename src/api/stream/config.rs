@@ -1,7 +1,7 @@
 //! Parses configurations and builds engine requests from them.
 
 use crate::api::shared::fields::{Fields, invalid_value};
-use crate::api::shared::parameters::AnswerLength;
+use crate::api::shared::parameters::MinTokens;
 use crate::api::shared::{base_request, parameters};
 use crate::engine::{Limits, ReportOptions, Request, SamplingParams};
 use crate::events::Surface;
@@ -201,7 +201,7 @@ impl RunConfig {
         let restore = |error| self.restore_client_name(error);
         let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore)?;
         sampling.seed = seed.unwrap_or(sampling.seed);
-        let limits = parameters::limits(fields, vocabulary, room, AnswerLength::NotEmpty).map_err(restore)?;
+        let limits = parameters::limits(fields, vocabulary, room, MinTokens::One).map_err(restore)?;
         Ok((sampling, limits))
     }
 
@@ -221,7 +221,7 @@ impl RunConfig {
             prompt_preview: parameters::preview(&prompt_text),
             alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
             report: ReportOptions { progress: true, ..ReportOptions::default() },
-            ..base_request(app, loaded, fields, tokens, Surface::Websocket, AnswerLength::NotEmpty)
+            ..base_request(app, loaded, fields, tokens, Surface::Websocket, MinTokens::One)
                 .map_err(|error| self.restore_client_name(error))?
         };
         let context = loaded.engine().context_per_slot();

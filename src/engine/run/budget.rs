@@ -83,7 +83,8 @@ impl StepBudget {
         if after.max_tokens != before.max_tokens {
             self.max_tokens = after.max_tokens as usize;
         }
-        if after.max_steps != before.max_steps {
+        let max_steps = |limits: &Limits| (limits.max_steps, limits.has_requested_max_steps);
+        if max_steps(after) != max_steps(before) {
             self.max_steps = after.max_steps;
         }
     }

@@ -2,7 +2,7 @@
 
 use super::capabilities::{TemplateCapabilities, template_capabilities};
 use crate::api::shared::images::MEDIA_MARKER;
-use crate::api::shared::parameters::AnswerLength;
+use crate::api::shared::parameters::MinTokens;
 use crate::api::shared::settings::{GenerationSettings, ReportedOptions};
 use crate::api::shared::{Fields, parameters};
 use crate::config::ModSandbox;
@@ -183,7 +183,7 @@ fn defaults(app: &App, loaded: &Loaded) -> Result<GenerationSettings, ApiError> 
     let empty = Value::Object(Map::new());
     let fields = Fields::new(&empty)?.with_server_defaults(app).lenient();
     let sampling = parameters::sampling(fields, loaded.vocabulary())?;
-    let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX, AnswerLength::NotEmpty)?;
+    let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX, MinTokens::One)?;
     let mut settings = GenerationSettings::new(&sampling, &limits, &ReportedOptions::from_fields(fields));
     if fields.get("seed").is_none() {
         // llama-server's value for a random seed.

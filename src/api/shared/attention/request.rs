@@ -5,7 +5,7 @@ use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
 use crate::api::shared::aliases::{defaults_with_aliases, restore_client_names};
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
 use crate::api::shared::generation::{repeat_request, request_id_exists};
-use crate::api::shared::parameters::AnswerLength;
+use crate::api::shared::parameters::MinTokens;
 use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -158,7 +158,7 @@ fn parse_fields(
             ..ReportOptions::default()
         },
         may_fill_context: true,
-        ..base_request(app, loaded, fields, prompt, Surface::Attention, AnswerLength::NotEmpty)?
+        ..base_request(app, loaded, fields, prompt, Surface::Attention, MinTokens::One)?
     };
     if options.samples > 1 {
         request.request_id = None;

@@ -15,13 +15,12 @@ const MAX_STOP_BYTES: usize = 64 << 10;
 /// Names of the field for the maximum answer length. The first one present applies, as with llama-server.
 pub(crate) const MAX_TOKENS_FIELDS: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
 
-/// Minimum of the maximum answer length that a client can request.
+/// Smallest `max_tokens` that a route accepts.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum AnswerLength {
+pub(crate) enum MinTokens {
     /// 0 tokens: the run only evaluates the prompt.
-    MayBeEmpty,
-    /// One token.
-    NotEmpty,
+    Zero,
+    One,
 }
 
 /// Returns the maximum answer length as sent; -1 for as many tokens as fit.
@@ -34,11 +33,11 @@ pub(crate) fn limits(
     fields: Fields<'_>,
     vocabulary: &Vocabulary,
     room: u32,
-    length: AnswerLength,
+    min_tokens: MinTokens,
 ) -> Result<Limits, ApiError> {
-    let min_tokens = match length {
-        AnswerLength::MayBeEmpty => 0,
-        AnswerLength::NotEmpty => 1,
+    let min_tokens = match min_tokens {
+        MinTokens::Zero => 0,
+        MinTokens::One => 1,
     };
     let requested = match fields.first_present(&MAX_TOKENS_FIELDS) {
         // -1 is llama-server's value for as many tokens as fit.

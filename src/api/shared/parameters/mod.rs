@@ -18,7 +18,7 @@ pub(crate) use attention::{recorded_attention, stored_heads};
 pub(crate) use bias::logit_bias;
 pub(crate) use constraint::{SeveralConstraints, parse_constraint};
 pub(crate) use context::{answer_room, context_settings};
-pub(crate) use limits::{AnswerLength, MAX_TOKENS_FIELDS, limits, n_predict};
+pub(crate) use limits::{MAX_TOKENS_FIELDS, MinTokens, limits, n_predict};
 pub(crate) use mods::{MAX_RUN_MODS, requested_mods};
 pub(crate) use recording::{metadata, preview, record, request_id, user};
 pub(crate) use sampling::sampling;
