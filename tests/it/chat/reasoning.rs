@@ -147,6 +147,10 @@ async fn reasoning_can_be_ended_by_client() {
         while controlled && !String::from_utf8_lossy(&text).contains(CONTENT) {
             text.extend(response.chunk().await.unwrap().expect("the reasoning does not end"));
         }
+        while !controlled && String::from_utf8_lossy(&text).matches("reasoning_content").count() < 100 {
+            text.extend(response.chunk().await.unwrap().expect("the reasoning goes on"));
+            assert!(!String::from_utf8_lossy(&text).contains(CONTENT), "the reasoning ended without permission");
+        }
     }
     let (response, id) = start(true, 24).await;
     assert!(!response.text().await.unwrap().contains(CONTENT), "the reasoning ended without a control request");

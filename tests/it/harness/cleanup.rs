@@ -1,6 +1,5 @@
 //! Cleanup when the test process ends, also after a crash.
 
-use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::Pid;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt;
@@ -10,8 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The tests have up to 2.3 GB on disk at the same time.
-const MIN_FREE_MEMORY: u64 = 6 << 30;
+/// The files of the tests take up to 2.3 GB at the same time.
+#[cfg(target_os = "linux")]
+const MIN_FREE_BYTES: u64 = 8 << 30;
 
 /// Reads lines `start PID` and `end PID` until the test process ends. Then it ends each process without an `end` line and
 /// removes the folder. A process has 10 seconds for its own cleanup.
@@ -49,15 +49,26 @@ static SHELL: LazyLock<Mutex<ChildStdin>> = LazyLock::new(|| {
 /// another user if the tests run as root, and that user cannot enter a private home directory. It is in memory if there
 /// is room, because each test's database consists of 300 files.
 fn root() -> PathBuf {
-    static PARENT: LazyLock<PathBuf> = LazyLock::new(|| {
-        let memory = Path::new("/dev/shm");
-        let has_room = statvfs(memory).is_ok_and(|found| {
-            let free = found.blocks_available() * found.fragment_size();
-            free >= MIN_FREE_MEMORY && !found.flags().contains(FsFlags::ST_NOEXEC)
-        });
-        if has_room { memory.to_owned() } else { std::env::temp_dir() }
-    });
+    static PARENT: LazyLock<PathBuf> = LazyLock::new(|| memory_folder().unwrap_or_else(std::env::temp_dir));
     PARENT.join(format!("thunder-it-{}", std::process::id()))
+}
+
+/// Returns the folder of files in memory, if `TMPDIR` names no other folder and there is room in it and in memory.
+#[cfg(target_os = "linux")]
+fn memory_folder() -> Option<PathBuf> {
+    use nix::sys::statvfs::{FsFlags, statvfs};
+    let folder = Path::new("/dev/shm");
+    let found = statvfs(folder).ok().filter(|found| !found.flags().contains(FsFlags::ST_NOEXEC))?;
+    let memory = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let available = line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10;
+    let free = available.min(found.blocks_available() * found.fragment_size());
+    (std::env::var_os("TMPDIR").is_none() && free >= MIN_FREE_BYTES).then(|| folder.to_owned())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn memory_folder() -> Option<PathBuf> {
+    None
 }
 
 /// Creates an empty folder, which is removed when the test process ends.

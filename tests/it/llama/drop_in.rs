@@ -177,7 +177,7 @@ async fn wait_until_asleep(server: &Server) {
 
 #[tokio::test]
 async fn idle_model_sleeps_until_next_request() {
-    let server = Server::start(&["--sleep-idle-seconds", "2", "--metrics"]);
+    let server = Server::start(&["--sleep-idle-seconds", "3", "--metrics"]);
     server.wait_ready().await;
     let body = json!({"prompt": "Once", "n_predict": 8, "seed": 1, "ignore_eos": true});
     let first = server.answer("/completion", &body).await;
@@ -204,8 +204,8 @@ async fn idle_model_sleeps_until_next_request() {
     wait_until_asleep(&server).await;
     assert!(server.answer("/tokenize", &json!({"content": "Once"})).await["tokens"].is_array());
     // A run that takes longer than the idle time is not interrupted.
-    let long = json!({"prompt": "Once", "n_predict": 2500, "ignore_eos": true});
-    assert_eq!(server.answer("/completion", &long).await["tokens_predicted"], 2500);
+    let long = json!({"prompt": "Once", "n_predict": 3000, "ignore_eos": true});
+    assert_eq!(server.answer("/completion", &long).await["tokens_predicted"], 3000);
 }
 
 #[tokio::test]

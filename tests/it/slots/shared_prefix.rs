@@ -128,7 +128,7 @@ async fn four_branches_with_shared_prefix_take_less_than_half_the_time() {
             let expected = if shares { [0, 3900, 3900, 3900] } else { [0; 4] };
             assert_eq!(cached(&results), expected);
         }
-        if 2 * times[0] < times[1] {
+        if round >= 1 && 2 * times[0] < times[1] {
             return;
         }
     }
