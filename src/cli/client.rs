@@ -2,6 +2,7 @@
 
 use super::trust;
 use crate::config::flags::Secret;
+use crate::events::RunId;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::Value;
@@ -172,6 +173,11 @@ fn root_cause(error: &dyn std::error::Error) -> String {
         deepest = source;
     }
     deepest.to_string()
+}
+
+/// Returns the id of the run that a response belongs to.
+pub fn run_id_of(response: &Response) -> Option<String> {
+    response.headers().get(RunId::HEADER)?.to_str().ok().map(str::to_owned)
 }
 
 /// Returns the message of an error response, in any protocol's format.

@@ -1,10 +1,9 @@
-use super::client::{Server, error_message};
+use super::client::{Server, error_message, run_id_of};
 use super::events::Events;
 use super::output;
 use super::printer::Printer;
 use super::run_target::{DatabaseUse, ReplayAddress, RunTargetArgs};
 use super::signals::EndSignals;
-use crate::events::RunId;
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde::{Deserialize, Serialize};
@@ -154,7 +153,7 @@ async fn stream(
     let (path, body) = request(args, mods, attention).await?;
     let response = server.send(server.request(Method::POST, path).json(&body)).await?;
     let mut printer = if args.json { Printer::silent() } else { Printer::new(!mods.is_empty()) };
-    outcome.run_id = response.headers().get(RunId::HEADER).and_then(|id| id.to_str().ok()).map(str::to_owned);
+    outcome.run_id = run_id_of(&response);
     let mut events = Events::new(response);
     while let Some(chunk) = events.next().await? {
         apply_chunk(&chunk, &mut printer, outcome)?;

@@ -4,6 +4,7 @@
 
 use super::ConfigError;
 use super::flag_values::{OnOff, OnOffAuto};
+use crate::events::shortest_f64;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -246,9 +247,8 @@ impl RequestFlags {
     }
 }
 
-/// Converts a number with its decimal notation: 0.8, not 0.800000011920929.
 fn number(value: Option<f32>) -> Value {
-    value.and_then(|value| value.to_string().parse::<f64>().ok()).map_or(Value::Null, Value::from)
+    value.map_or(Value::Null, |value| shortest_f64(value).into())
 }
 
 fn parse_json(flag: &'static str, text: &str) -> Result<Value, ConfigError> {

@@ -50,7 +50,7 @@ pub use output::{
     TextDelta,
 };
 pub use recorded_parameters::recorded_parameter;
-pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request, shortest_f64};
+pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
 pub use run::dispatch::ModHealth;
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 

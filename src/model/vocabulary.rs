@@ -263,6 +263,12 @@ impl Vocabulary {
         self.end_of_generation.contains(&token)
     }
 
+    /// Returns true if the token ends the answer of a run with these stop tokens.
+    #[must_use]
+    pub fn ends_answer(&self, token: TokenId, stop_tokens: &[TokenId]) -> bool {
+        stop_tokens.contains(&token) || self.is_end_of_generation(token)
+    }
+
     /// Returns all tokens that end a generation.
     #[must_use]
     pub fn end_of_generation(&self) -> &[TokenId] {

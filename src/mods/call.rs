@@ -39,7 +39,7 @@ impl PromptImage {
     }
 }
 
-/// Properties of a run that stay the same while it is active.
+/// Properties of a run. While it is active, only the stop tokens can change.
 #[derive(Debug, Clone)]
 pub struct RunView {
     /// Id of the run.
@@ -77,7 +77,7 @@ impl RunView {
     /// that a mod forces still end the answer.
     #[must_use]
     pub fn ends_answer(&self, token: TokenId) -> bool {
-        self.stop_tokens.contains(&token) || self.vocabulary.is_end_of_generation(token)
+        self.vocabulary.ends_answer(token, &self.stop_tokens)
     }
 }
 

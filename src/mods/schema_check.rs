@@ -5,23 +5,30 @@
 //! to the next. It also rejects schemas that are only an error once they constrain a call, such as `"type": "int"` or
 //! `"required": true` in a property.
 
+mod shortened;
+
+pub(super) use shortened::excerpt;
+
 use crate::model::grammar::schema::resolve;
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
+use shortened::{expected_value, limited};
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 /// Maximum depth of references and nested schemas.
 const MAX_DEPTH: usize = 64;
-/// Maximum steps of one validation against a client's schema. A step is a schema at a value, or a comparison of two
-/// values.
+/// Maximum steps of one validation against a client's schema. A step is a schema at a value, a comparison of two values,
+/// or work on [`BYTES_PER_STEP`] bytes of text.
 const MAX_STEPS: usize = 100_000;
+const BYTES_PER_STEP: usize = 64;
+/// Bytes per step of the search for a regular expression.
+const SEARCH_BYTES_PER_STEP: usize = 4;
 /// Steps that the compilation of a regular expression counts as.
 const PATTERN_STEPS: usize = 1000;
-/// Maximum characters of a value in an error.
-const MAX_VALUE_CHARS: usize = 40;
 /// Maximum size of a compiled regular expression in bytes.
-const MAX_PATTERN_BYTES: usize = 1 << 20;
+const MAX_PATTERN_BYTES: usize = 1 << 18;
 
 /// Returns the first problem of the value, if any, with the path, the found and the expected value.
 pub fn first_error(value: &Value, schema: &Value) -> Option<String> {
@@ -83,31 +90,34 @@ impl Validator<'_> {
             Value::Object(schema) => schema,
             _ => return Ok(()),
         };
-        self.count_steps(1)?;
+        self.count_steps(1 + at.len() / BYTES_PER_STEP)?;
         if depth > MAX_DEPTH {
             return Ok(());
         }
-        if let Some(target) = schema.get("$ref").and_then(Value::as_str)
-            && let Some(referenced) = resolve(target, self.root)
-        {
-            self.value(value, referenced, at, depth + 1)?;
-        }
-        if let Some(kinds) = schema.get("type")
-            && !type_names(kinds).any(|kind| is_a(value, kind))
-        {
-            let kinds = || type_names(kinds).map(kind_with_article).collect::<Vec<_>>().join(" or ");
-            return mismatch(bounded_number(schema).unwrap_or_else(kinds));
-        }
-        if let Some(Value::Array(allowed)) = schema.get("enum") {
-            self.count_steps(allowed.len())?;
-            if !allowed.contains(value) {
-                return mismatch(format!("one of {}", list(allowed)));
+        if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
+            self.count_steps(target.len() / BYTES_PER_STEP)?;
+            if let Some(referenced) = resolve(target, self.root) {
+                self.value(value, referenced, at, depth + 1)?;
             }
         }
-        if let Some(only) = schema.get("const")
-            && only != value
-        {
-            return mismatch(only.to_string());
+        if let Some(kinds) = schema.get("type") {
+            self.count_steps(kinds.as_array().map_or(0, Vec::len))?;
+            if !type_names(kinds).any(|kind| is_a(value, kind)) {
+                let kinds = || limited(type_names(kinds).map(kind_with_article), " or ");
+                return mismatch(bounded_number(schema).unwrap_or_else(kinds));
+            }
+        }
+        if let Some(Value::Array(allowed)) = schema.get("enum") {
+            self.count_steps(allowed.len() * comparison_steps(value))?;
+            if !allowed.contains(value) {
+                return mismatch(format!("one of {}", limited(allowed.iter().map(expected_value), ", ")));
+            }
+        }
+        if let Some(only) = schema.get("const") {
+            self.count_steps(comparison_steps(value))?;
+            if only != value {
+                return mismatch(expected_value(only));
+            }
         }
         match value {
             Value::Object(object) => self.object(object, schema, at, depth)?,
@@ -127,8 +137,10 @@ impl Validator<'_> {
         depth: usize,
     ) -> Result<(), String> {
         let child_path = |name: &str| if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") };
-        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
-        if let Some(missing) = required.filter_map(Value::as_str).find(|name| !object.contains_key(*name)) {
+        let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        self.count_steps(required.len())?;
+        if let Some(missing) = required.iter().filter_map(Value::as_str).find(|name| !object.contains_key(*name)) {
+            self.count_steps(missing.len() / BYTES_PER_STEP)?;
             return Err(format!("{} is missing", subject(&child_path(missing))));
         }
         let known = schema.get("properties").and_then(Value::as_object);
@@ -139,6 +151,7 @@ impl Validator<'_> {
                 self.value(&name, names, "", depth + 1)
                     .map_err(|error| format!("{}: the name {} is invalid: {error}", subject(at), excerpt(&name)))?;
             }
+            self.count_steps((at.len() + name.len()) / BYTES_PER_STEP)?;
             let path = child_path(name);
             let own = known.and_then(|known| known.get(name));
             if let Some(own) = own {
@@ -154,11 +167,10 @@ impl Validator<'_> {
             }
             match schema.get("additionalProperties").filter(|_| !is_known) {
                 Some(Value::Bool(false)) => {
-                    let names = known.into_iter().flat_map(Map::keys).cloned();
+                    let names = known.into_iter().flat_map(Map::keys).map(|name| Cow::from(name.as_str()));
                     let matching = patterns.into_iter().flat_map(Map::keys);
-                    let expected: Vec<String> =
-                        names.chain(matching.map(|pattern| format!("names that match {pattern}"))).collect();
-                    return Err(format!("{} is unknown; known fields: {}", subject(&path), expected.join(", ")));
+                    let expected = names.chain(matching.map(|pattern| format!("names that match {pattern}").into()));
+                    return Err(format!("{} is unknown; known fields: {}", subject(&path), limited(expected, ", ")));
                 }
                 Some(other) => self.value(value, other, &path, depth + 1)?,
                 None => {}
@@ -177,7 +189,7 @@ impl Validator<'_> {
         }
         if schema.get("uniqueItems") == Some(&Value::Bool(true)) {
             for (index, item) in items.iter().enumerate() {
-                self.count_steps(index)?;
+                self.count_steps(index * comparison_steps(item))?;
                 if items[..index].contains(item) {
                     return Err(format!("{} is a duplicate", subject(&format!("{at}[{index}]"))));
                 }
@@ -188,15 +200,16 @@ impl Validator<'_> {
 
     /// Checks the length of a text. Returns the pattern that it does not match, in words, or `None` if it matches.
     fn string(&self, text: &str, schema: &Map<String, Value>, at: &str) -> Result<Option<String>, String> {
+        self.count_steps(text.len() / BYTES_PER_STEP)?;
         check_count(text.chars().count(), schema, ("minLength", "maxLength"), "characters", at)?;
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return Ok(None) };
         let is_mismatch = self.is_match(pattern, text)? == Some(false);
-        Ok(is_mismatch.then(|| format!("a string that matches {pattern}")))
+        Ok(is_mismatch.then(|| format!("a string that matches {}", limited([pattern], ""))))
     }
 
     /// Returns true if the text matches the expression; `None` if the `regex` crate does not support its syntax.
     fn is_match(&self, pattern: &str, text: &str) -> Result<Option<bool>, String> {
-        self.count_steps(1)?;
+        self.count_steps(1 + text.len() / SEARCH_BYTES_PER_STEP + pattern.len() / BYTES_PER_STEP)?;
         let mut patterns = self.patterns.borrow_mut();
         if !patterns.contains_key(pattern) {
             self.count_steps(PATTERN_STEPS)?;
@@ -250,14 +263,14 @@ fn subject(at: &str) -> String {
     if at.is_empty() { "the value".into() } else { format!("`{at}`") }
 }
 
-/// Returns the beginning of a value as JSON.
-pub(super) fn excerpt(value: &Value) -> String {
-    let mut json = value.to_string();
-    if let Some((end, _)) = json.char_indices().nth(MAX_VALUE_CHARS) {
-        json.truncate(end);
-        json.push('…');
+/// Returns the steps that a comparison with another value counts as.
+fn comparison_steps(value: &Value) -> usize {
+    1 + match value {
+        Value::String(text) => text.len() / BYTES_PER_STEP,
+        Value::Array(items) => items.len(),
+        Value::Object(object) => object.len(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
     }
-    json
 }
 
 fn type_names(kinds: &Value) -> impl Iterator<Item = &str> {
@@ -288,10 +301,6 @@ fn kind_with_article(kind: &str) -> String {
         "object" => "an object".into(),
         other => format!("a {other}"),
     }
-}
-
-fn list(values: &[Value]) -> String {
-    values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {

@@ -1,8 +1,9 @@
 //! Request ids and the access log. After the last byte of each response, one log line and one measurement for
 //! `/metrics` are written.
 
+use super::error::RUN_ID;
 use super::{App, with_request_id};
-use crate::events::{RunId, system};
+use crate::events::system;
 use axum::body::{Body, Bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -14,7 +15,6 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const RUN_ID: HeaderName = HeaderName::from_static(RunId::HEADER);
 
 /// Maximum length of a client's request id.
 const MAX_REQUEST_ID: usize = 128;

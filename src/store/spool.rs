@@ -188,15 +188,21 @@ impl Spool {
         Ok(path)
     }
 
-    /// Copies the record at the offset `at` to the file of rejected records, and marks it as stored, so that it is not
-    /// copied again.
+    /// Copies the record at the offset `at` to the file of rejected records, if the disk has space for it, and marks it as
+    /// stored.
     fn skip_undecodable(&mut self, at: u64, length: u64) -> Result<(), Error> {
         let path = self.path.with_extension("refused");
-        tracing::error!(
-            path = %path.display(),
-            "this version of Thunder cannot decode a record of the spool file; it is kept in a file"
-        );
-        append_part(&self.file, at, length, &path).map_err(disk("cannot write", &path))?;
+        match append_part(&self.file, at, length, &path) {
+            Ok(()) => tracing::error!(
+                path = %path.display(),
+                "this version of Thunder cannot decode a record of the spool file; it is kept in a file"
+            ),
+            // An error would keep the server from starting, and the other records from leaving the full disk.
+            Err(error) => tracing::error!(
+                path = %path.display(), %error,
+                "this version of Thunder cannot decode a record of the spool file, nor keep it in a file; it is lost"
+            ),
+        }
         self.drained_to = at + length;
         self.file.seek(SeekFrom::Start(self.drained_to)).map_err(disk("cannot read", &self.path))?;
         Ok(())

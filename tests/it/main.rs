@@ -51,6 +51,7 @@ mod recorded_runs;
 mod registry;
 mod response_schemas;
 mod responses;
+mod run_command;
 mod saved_filters;
 mod security;
 mod servers;

@@ -6,7 +6,7 @@ use crate::api::shared::body::AdapterScaleBody;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::abbreviate;
 use crate::api::shared::{self, parameters};
-use crate::engine::shortest_f64;
+use crate::events::shortest_f64;
 use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;

@@ -1,6 +1,6 @@
 //! `/api/v1/control-vectors`: the control vectors that requests can name in `steering`.
 
-use crate::engine::shortest_f64;
+use crate::events::shortest_f64;
 use crate::server::extract::Query;
 use crate::server::{ApiError, App, Problem};
 use axum::Json;

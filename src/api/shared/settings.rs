@@ -3,8 +3,8 @@
 use super::body::ControlVectorBody;
 use super::fields::Fields;
 use super::parameters;
-use crate::engine::{Limits, SamplingParams, shortest_f64};
-use crate::events::TokenId;
+use crate::engine::{Limits, SamplingParams};
+use crate::events::{TokenId, shortest_f64};
 use crate::model::llama::{AdapterSet, SamplerStage, ScaledAdapter, ScaledVector};
 use serde::Serialize;
 use serde_json::Value;

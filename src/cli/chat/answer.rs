@@ -3,9 +3,8 @@
 use super::conversation::{ChatMessage, ChatTranscript};
 use super::keys::KeyListener;
 use super::screen::Screen;
-use crate::cli::client::{Server, error_message};
+use crate::cli::client::{Server, error_message, run_id_of};
 use crate::cli::events::Events;
-use crate::events::RunId;
 use anyhow::bail;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
@@ -60,7 +59,7 @@ pub async fn request_answer(
         _ = interrupts.recv() => return Ok(streamed.answer),
         () = keys.escape() => return Ok(streamed.answer),
     };
-    *run_id = response.headers().get(RunId::HEADER).and_then(|id| id.to_str().ok()).map(str::to_owned);
+    *run_id = run_id_of(&response);
     let mut events = Events::new(response);
     let outcome = loop {
         let event = tokio::select! {

@@ -4,8 +4,7 @@
 use super::step_logits::EditEffect;
 use crate::engine::latencies::ModCalls;
 use crate::engine::recording::event_buffer::EventBuffer;
-use crate::engine::request::shortest_f64;
-use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
+use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson, shortest_f64};
 use crate::model::llama::LayerSet;
 use crate::model::{Vocabulary, without_nul};
 use crate::mods::{Action, Call, ModInstance, ModLogLine, Reply, ReplySender};

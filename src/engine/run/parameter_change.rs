@@ -6,6 +6,7 @@ use crate::engine::output::EndReasoningOutcome;
 use crate::engine::request::Limits;
 use crate::events::FinishReason;
 use crate::model::llama::{Sampler, SamplingParams};
+use std::sync::Arc;
 
 /// New parameters of a run.
 pub struct ParameterChange {
@@ -31,6 +32,9 @@ impl Run {
         self.budget.change_limits(&self.request.limits, &limits);
         if limits.stop != self.request.limits.stop {
             self.answer.set_stop_strings(&limits.stop);
+        }
+        if limits.stop_tokens != self.view.stop_tokens {
+            Arc::make_mut(&mut self.view).stop_tokens.clone_from(&limits.stop_tokens);
         }
         self.request.limits = limits;
         self.parameter_changes += 1;

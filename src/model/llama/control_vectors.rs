@@ -4,6 +4,7 @@
 use super::ffi::adapters as ffi;
 use super::gguf::{self, GgufHeader, GgufTensor};
 use super::{ModelCard, ModelError};
+use crate::events::shortest_f64;
 use llama_cpp_2::context::LlamaContext;
 use serde::{Serialize, Serializer};
 use std::fs::File;
@@ -59,10 +60,10 @@ pub struct ScaledVector {
     pub fingerprint: u128,
 }
 
-/// Serializes 0.8 as 0.8, not as 0.800000011920929.
+/// Serializes the shortest decimal form.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 pub(super) fn serialize_scale<S: Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))
+    serializer.serialize_f64(shortest_f64(*scale))
 }
 
 /// Serializes a fingerprint in hexadecimal.

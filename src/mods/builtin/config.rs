@@ -4,6 +4,9 @@ use crate::mods::{ModFactory, schema_check};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+/// Beginning of the error for a configuration that matches the schema but not the type, which is a bug.
+pub const UNREADABLE: &str = "the configuration cannot be read";
+
 /// Returns the JSON schema of a configuration: an object with these properties and no others.
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
 pub fn schema(required: &[&str], properties: Value) -> Value {
@@ -35,7 +38,7 @@ pub fn parse<T: DeserializeOwned>(factory: &dyn ModFactory, config: &Value) -> R
     for (name, value) in fields.as_object_mut().into_iter().flatten() {
         normalize_integers(value, &schema["properties"][name]);
     }
-    serde_json::from_value(fields).map_err(|error| format!("the configuration cannot be read: {error}"))
+    serde_json::from_value(fields).map_err(|error| format!("{UNREADABLE}: {error}"))
 }
 
 /// Removes the fraction of integers such as 3.0, which JSON schema accepts and integer types do not.

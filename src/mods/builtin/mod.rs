@@ -145,7 +145,7 @@ mod tests {
                     config[field] = value;
                     assert_eq!(schema_check::first_error(&config, &schema), None, "{name}: {config}");
                     let error = factory.start(&config, &run).err().unwrap_or_default();
-                    assert!(!error.starts_with("the configuration cannot be read"), "{name}: {config}: {error}");
+                    assert!(!error.starts_with(super::config::UNREADABLE), "{name}: {config}: {error}");
                 }
             }
         }

@@ -3,10 +3,10 @@
 use super::phrase::{PhraseMatch, Phrases};
 use crate::mods::Call;
 
-/// Search for the phrases of a mod. It reads each part of the answer once.
+/// Search for the phrases of a mod, in the added tokens and in those before them that may begin a phrase.
 pub struct PhraseSearch {
     phrases: Phrases,
-    /// Number of tokens at the end that may begin a phrase. Before the first token it is the maximum.
+    /// Number of tokens at the end that may begin a phrase. Before the first token it is the maximum length of a phrase.
     holdback: usize,
     /// Number of tokens at the beginning of the answer that contain no phrase to change.
     clean: usize,
@@ -23,8 +23,7 @@ impl PhraseSearch {
         self.phrases.text(index)
     }
 
-    /// Returns the number of tokens that may still become a phrase. Before the first token it is the maximum length of a
-    /// phrase.
+    /// Returns the number of tokens that may still become a phrase.
     pub fn holdback(&self) -> usize {
         self.holdback
     }

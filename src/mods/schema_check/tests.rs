@@ -109,7 +109,19 @@ fn work_on_hostile_schemas_is_limited() {
     let expressions = || (0..500).map(|number| format!("(a{{0,999}}){{0,{number}}}"));
     let patterns: Vec<Value> = expressions().map(|pattern| json!({"pattern": pattern})).collect();
     let names: Map<String, Value> = expressions().map(|pattern| (pattern, json!(true))).collect();
+    let many = |definition: Value| {
+        let references = vec![json!({"$ref": "#/$defs/c"}); 60_000];
+        json!({"anyOf": references, "$defs": {"c": definition}})
+    };
+    let long = "x".repeat(1 << 20);
     let cases = [
+        ("long const", json!(1), many(json!({"const": long}))),
+        ("long enum", json!(1), many(json!({"enum": [long]}))),
+        ("long reference", json!(1), json!({"allOf": vec![json!({"$ref": long}); 10]})),
+        ("many types", json!(1), many(json!({"type": vec!["null"; 50_000]}))),
+        ("many required", json!({"a": 1}), many(json!({"required": vec!["a"; 50_000]}))),
+        ("long text", json!(long), many(json!({"maxLength": 1}))),
+        ("long pattern", json!("a"), many(json!({"pattern": long}))),
         ("allOf", json!(1), doubled("allOf")),
         ("anyOf", json!("x"), doubled("anyOf")),
         ("oneOf", json!(1), doubled("oneOf")),
@@ -123,6 +135,17 @@ fn work_on_hostile_schemas_is_limited() {
         let error = first_error(&value, &schema);
         assert!(start.elapsed() < Duration::from_secs(10), "{name}: {:?}", start.elapsed());
         assert!(error.as_ref().is_some_and(|error| error.contains("simplify")), "{name}: {error:?}");
+    }
+}
+
+#[test]
+fn values_in_errors_are_cut() {
+    for (value, text) in [
+        (json!({"a": [1, true, null, "ü\""], "b": {}}), r#"{"a":[1,true,null,"ü\""],"b":{}}"#.to_owned()),
+        (json!("x".repeat(1 << 20)), format!("\"{}…", "x".repeat(39))),
+        (json!(vec!["xy"; 1 << 20]), format!("[{}…", "\"xy\",".repeat(8).trim_end_matches(','))),
+    ] {
+        assert_eq!(super::excerpt(&value), text);
     }
 }
 

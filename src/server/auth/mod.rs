@@ -12,10 +12,10 @@ mod caller;
 pub use caller::Caller;
 
 use super::access_log::KeyLabel;
+use super::error::RUN_ID;
 use super::protocol::{Access, ErrorFormat, ErrorFormats, GuardRejection};
 use super::{ApiError, App, ErrorKind, login, socket};
 use crate::config::{Credentials, KeyHash, SecurityConfig};
-use crate::events::RunId;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
@@ -278,10 +278,7 @@ pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
         .allow_headers(AllowHeaders::mirror_request())
         // Without this header, browsers send a preflight before each JSON request of a page.
         .max_age(PREFLIGHT_TTL)
-        .expose_headers([
-            header::HeaderName::from_static("x-request-id"),
-            header::HeaderName::from_static(RunId::HEADER),
-        ])
+        .expose_headers([header::HeaderName::from_static("x-request-id"), RUN_ID])
 }
 
 #[cfg(test)]

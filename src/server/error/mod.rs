@@ -24,7 +24,7 @@ use std::fmt::Display;
 use utoipa::ToSchema;
 
 /// Header with the id of a response's run.
-const RUN_ID: HeaderName = HeaderName::from_static(RunId::HEADER);
+pub(super) const RUN_ID: HeaderName = HeaderName::from_static(RunId::HEADER);
 
 tokio::task_local! {
     /// Id of the current request.

@@ -1,7 +1,7 @@
 //! Forwards HTTP requests to another server.
 
 use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
-use crate::events::RunId;
+use crate::server::error::RUN_ID;
 use crate::server::{ApiError, App, client_tls};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, Method, header};
@@ -15,7 +15,7 @@ const RESPONSE_HEADERS: [HeaderName; 5] = [
     header::RETRY_AFTER,
     header::WWW_AUTHENTICATE,
     HeaderName::from_static("x-accel-buffering"),
-    HeaderName::from_static(RunId::HEADER),
+    RUN_ID,
 ];
 
 static CLIENT: LazyLock<Result<reqwest::Client, String>> = LazyLock::new(|| {

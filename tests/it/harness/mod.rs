@@ -14,7 +14,7 @@ mod server;
 mod sse;
 
 pub use cleanup::{assert_no_postgres, folder};
-pub use commands::{output_of, text};
+pub use commands::{client_command, output_of, text};
 pub use error_table::{ErrorTable, message_of};
 pub use postgres::{psql, wait_for_psql};
 pub use requests::{read_until_closed, websocket_handshake, with_fields};

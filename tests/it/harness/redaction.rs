@@ -33,7 +33,8 @@ fn event_json(event: &super::SseEvent) -> Value {
 pub fn redact_text(text: &str) -> String {
     static PATTERNS: LazyLock<[(Regex, &str); 6]> = LazyLock::new(|| {
         [
-            (r"[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?", "[id]"),
+            // Not within the hexadecimal digits of a checksum.
+            (r"(^|[^0-9a-f])[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?", "$1[id]"),
             (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z", "[time]"),
             (r"127\.0\.0\.1:\d+", "[address]"),
             (r"/[\w./-]*thunder-it-\d+/\d+", "[folder]"),

@@ -109,6 +109,17 @@ async fn changed_stop_strings_apply_immediately() {
 }
 
 #[tokio::test]
+async fn changed_stop_tokens_apply_immediately() {
+    let server = server().await;
+    let (mut client, _) = start_run(server).await;
+    client.until(|message| message["index"] == 2).await;
+    let tokens: Vec<u32> = (40..300).collect();
+    client.send(&json!({"type": "control", "action": "modify", "parameters": {"stop_tokens": tokens}})).await;
+    let completion = client.until_end().await.pop().unwrap();
+    assert_eq!(completion["finish_reason"], "stop", "{completion}");
+}
+
+#[tokio::test]
 async fn unmodifiable_parameter_is_rejected_without_change() {
     let server = server().await;
     let (mut client, id) = start_run(server).await;

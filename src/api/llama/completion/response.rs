@@ -200,7 +200,7 @@ impl RunResponse {
         let (finish, usage) = (&end.finish, end.finish.usage);
         let ended_by_token = finish.reason == FinishReason::Stop
             && finish.stop_string.is_none()
-            && self.last_token.is_some_and(|token| self.is_end_token(token));
+            && self.last_token.is_some_and(|token| self.vocabulary.ends_answer(token, &self.limits.stop_tokens));
         let predicted = usage.completion_tokens + u32::from(ended_by_token);
         let stream = self.options.reported.stream;
         let tokens = if self.options.return_tokens { token_ids(&self.tokens) } else { Vec::new() };
@@ -223,10 +223,6 @@ impl RunResponse {
             completion_probabilities: if stream { None } else { self.probabilities(&self.tokens) },
             thunder: ThunderFields::run(self.run.id),
         }
-    }
-
-    fn is_end_token(&self, token: TokenId) -> bool {
-        self.vocabulary.is_end_of_generation(token) || self.limits.stop_tokens.contains(&token)
     }
 
     /// Returns true if the context ended the answer before a requested limit did.

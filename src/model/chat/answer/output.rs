@@ -2,6 +2,7 @@
 
 use super::{AnswerDelta, AnswerMessage, Retraction, ToolCall};
 use serde_json::Value;
+use std::fmt::Display;
 
 /// A message, and its changes that were not taken yet.
 #[derive(Debug, Default)]
@@ -56,7 +57,7 @@ impl AnswerOutput {
     }
 
     /// Appends a member to the arguments of the last call; `count` members precede it.
-    pub(super) fn push_member(&mut self, count: usize, key: &str, value: &Value) {
+    pub(super) fn push_member(&mut self, count: usize, key: &str, value: impl Display) {
         let before = if count == 0 { "{" } else { ", " };
         self.push_arguments(&format!("{before}{}: {value}", Value::from(key)));
     }

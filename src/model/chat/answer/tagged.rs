@@ -155,8 +155,7 @@ impl TaggedParser {
             let written = if CDATA.0.starts_with(written) { "" } else { written };
             value_type.parse_start(written).unwrap_or_else(|| written.trim().to_owned())
         };
-        let before = if self.count == 0 { "{" } else { ", " };
-        output.push_arguments(&format!("{before}{}: {unfinished}", Value::from(argument.key)));
+        output.push_member(self.count, &argument.key, unfinished);
         self.at = text.len();
     }
 }
