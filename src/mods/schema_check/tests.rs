@@ -109,19 +109,22 @@ fn work_on_hostile_schemas_is_limited() {
     let expressions = || (0..500).map(|number| format!("(a{{0,999}}){{0,{number}}}"));
     let patterns: Vec<Value> = expressions().map(|pattern| json!({"pattern": pattern})).collect();
     let names: Map<String, Value> = expressions().map(|pattern| (pattern, json!(true))).collect();
-    let many = |definition: Value| {
+    let many_of = |keyword: &str, definition: Value| {
         let references = vec![json!({"$ref": "#/$defs/c"}); 60_000];
-        json!({"anyOf": references, "$defs": {"c": definition}})
+        json!({keyword: references, "$defs": {"c": definition}})
     };
+    let many = |definition: Value| many_of("anyOf", definition);
     let long = "x".repeat(1 << 20);
+    let mut names_before_missing = vec!["a"; 50_000];
+    names_before_missing.push("b");
     let cases = [
         ("long const", json!(1), many(json!({"const": long}))),
         ("long enum", json!(1), many(json!({"enum": [long]}))),
         ("long reference", json!(1), json!({"allOf": vec![json!({"$ref": long}); 10]})),
         ("many types", json!(1), many(json!({"type": vec!["null"; 50_000]}))),
-        ("many required", json!({"a": 1}), many(json!({"required": vec!["a"; 50_000]}))),
+        ("many required", json!({"a": 1}), many(json!({"required": names_before_missing}))),
         ("long text", json!(long), many(json!({"maxLength": 1}))),
-        ("long pattern", json!("a"), many(json!({"pattern": long}))),
+        ("long pattern", json!("a"), many_of("allOf", json!({"pattern": long}))),
         ("allOf", json!(1), doubled("allOf")),
         ("anyOf", json!("x"), doubled("anyOf")),
         ("oneOf", json!(1), doubled("oneOf")),
