@@ -9,9 +9,9 @@ use super::scheduler::Scheduler;
 use super::scheduler::command::Command;
 use super::speculation::draft_context::{DraftContext, MainContextSettings};
 use super::status::EngineStatus;
-use crate::events::Signal;
 use crate::model::llama::{Context, ContextCapabilities, ContextOptions, LlamaUse};
 use crate::model::{Model, ModelError};
+use crate::recording::Signal;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender};
@@ -28,8 +28,8 @@ pub struct DecodeThread {
     pub inbox: Receiver<Command>,
     pub commands: Sender<Command>,
     pub recorder: mpsc::Sender<Signal>,
-    /// Number of submitted runs that have no slot.
-    pub waiting: Arc<AtomicUsize>,
+    /// Counter of the places in the queue of runs.
+    pub queue_places: Arc<AtomicUsize>,
     pub status: Arc<EngineStatus>,
 }
 
@@ -60,7 +60,7 @@ impl DecodeThread {
     }
 
     fn run(self, ready: oneshot::Sender<Result<ContextProperties, ModelError>>, starting: LlamaUse) {
-        let Self { model, options, inbox, commands, recorder, waiting, status } = self;
+        let Self { model, options, inbox, commands, recorder, queue_places, status } = self;
         let (context, attention_encoder, capabilities) = match create_context(&model, &options, &recorder) {
             Ok(created) => created,
             // The receiver is dropped only if the start was cancelled.
@@ -81,7 +81,7 @@ impl DecodeThread {
             let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
             let recording = Recording::new(recorder, attention_encoder);
             let channel = (commands, inbox);
-            Scheduler::new(kv, draft_context, options.clone(), channel, recording, waiting, status).run();
+            Scheduler::new(kv, draft_context, options.clone(), channel, recording, queue_places, status).run();
         }
     }
 }
@@ -91,7 +91,7 @@ fn create_context<'model>(
     options: &EngineOptions,
     recorder: &mpsc::Sender<Signal>,
 ) -> Result<(Context<'model>, Option<AttentionEncoderThread>, ContextCapabilities), ModelError> {
-    let mut context = model.context(&ContextOptions {
+    let context_options = ContextOptions {
         context_per_sequence: options.ctx_size,
         sequences: options.parallel,
         batch_size: options.batch_size,
@@ -102,7 +102,8 @@ fn create_context<'model>(
         cache_type_k: options.cache_type_k,
         cache_type_v: options.cache_type_v,
         checkpoint_bytes: options.cache_ram_bytes / CHECKPOINT_MEMORY_DIVISOR,
-    })?;
+    };
+    let mut context = model.context(&context_options, None)?;
     let capabilities = context.probe_capabilities()?;
     context.check_control_vectors()?;
     let encoders = Encoders { tiers: options.encode_attention, heads: options.encode_heads };

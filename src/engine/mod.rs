@@ -3,7 +3,7 @@
 //! One decode thread per loaded model owns the llama context. A slot is a sequence of that context. Each iteration of
 //! the thread decodes one batch with all runs that are ready; prompt chunks share the batch with generated tokens. A
 //! run that waits for a mod, or for a client that does not read, is left out of the batch and does not delay other
-//! runs. Results leave the thread through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to
+//! runs. Results leave the thread through bounded channels: [`crate::recording::Signal`]s to the recorder, [`Output`]s to
 //! the API that submitted the run. The decode thread never waits for a database, socket or mod; it reads a file only for
 //! the logit lens.
 
@@ -14,13 +14,10 @@ pub mod encoder;
 mod error;
 mod fork;
 mod head_rows;
-mod images;
 mod kv;
 mod latencies;
 mod options;
 mod output;
-mod queue_place;
-mod recorded_parameters;
 mod recording;
 mod request;
 mod run;
@@ -29,7 +26,6 @@ mod slot_operations;
 mod speculation;
 mod status;
 mod submit;
-mod validate;
 
 pub use crate::model::llama::{
     AttentionCapture, AttentionRow, AttentionSupport, NoHiddenStates, SamplerStage, SamplingParams,
@@ -49,15 +45,15 @@ pub use output::{
     EndReasoningOutcome, MeasuredToken, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress,
     TextDelta,
 };
-pub use recorded_parameters::recorded_parameter;
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
 pub use run::dispatch::ModHealth;
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
+pub use submit::recorded_parameters::recorded_parameter;
 
-use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use crate::model::llama::ContextCapabilities;
 use crate::model::{Model, ModelError};
 use crate::mods::ReplayLimits;
+use crate::recording::{DurabilityAcks, RecorderHandle, Signal, UnstoredRuns};
 use decode_thread::{ContextProperties, DecodeThread, log_start};
 use kv::identity::IdentityWatch;
 use kv::ses1::SnapshotFormat;
@@ -77,8 +73,8 @@ struct Inner {
     model: Arc<Model>,
     options: EngineOptions,
     commands: std::sync::mpsc::Sender<Command>,
-    /// Number of submitted runs that have no slot, and of requests whose run is being created.
-    waiting: Arc<AtomicUsize>,
+    /// Number of places in the queue: those of queued runs, and of requests whose run is being created.
+    queue_places: Arc<AtomicUsize>,
     snapshot_format: Arc<SnapshotFormat>,
     identity_watch: IdentityWatch,
     capabilities: ContextCapabilities,
@@ -111,13 +107,13 @@ impl Engine {
     pub async fn start(
         model: Arc<Model>,
         mut options: EngineOptions,
-        recorder: impl Into<Recorder>,
+        recorder: impl Into<RecorderHandle>,
     ) -> Result<Self, ModelError> {
         // With less than one token for each slot, the last runs would get no tokens until others end.
         options.batch_size = options.batch_size.max(options.parallel);
         let recorder = recorder.into();
         let (commands, inbox) = std::sync::mpsc::channel();
-        let waiting = Arc::new(AtomicUsize::new(0));
+        let queue_places = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(EngineStatus::new(options.parallel));
         let (properties, thread) = if model.generates() {
             let thread = DecodeThread {
@@ -126,7 +122,7 @@ impl Engine {
                 inbox,
                 commands: commands.clone(),
                 recorder: recorder.signals.clone(),
-                waiting: Arc::clone(&waiting),
+                queue_places: Arc::clone(&queue_places),
                 status: Arc::clone(&status),
             };
             let (properties, handle) = thread.spawn().await?;
@@ -145,7 +141,7 @@ impl Engine {
                 model,
                 options,
                 commands,
-                waiting,
+                queue_places,
                 status,
                 speculates,
                 run_counter: Arc::new(()),

@@ -16,7 +16,6 @@ mod float;
 mod histogram;
 mod image;
 mod measured;
-mod recorder;
 mod requested;
 mod run;
 pub mod system;
@@ -30,7 +29,6 @@ pub use float::shortest_f64;
 pub use histogram::{Histogram, HistogramCounts};
 pub use image::{ImageFile, ImageRecord, ImageTile, hex};
 pub use measured::{Alternative, Eviction, LogitLens, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
-pub use recorder::{DurabilityAck, DurabilityAcks, NotStored, Recorder, UnstoredRun, UnstoredRuns};
 pub use requested::RequestedAction;
 pub use run::{RunId, RunMetadata, RunParent, RunStart, RunStatus, Surface};
 pub use tenant::{Scope, Tenant};
@@ -64,28 +62,6 @@ pub enum TraceItem {
     Action(ActionRecord),
     /// The encoded attention of one step.
     Attention(AttentionStep),
-}
-
-/// A message about a run to the recorder and to live subscribers. The signals of a run are sent in order.
-#[derive(Debug, Clone)]
-pub enum Signal {
-    /// The run exists; always the first signal of a run.
-    Started(Arc<RunStart>),
-    /// New items since the last signal.
-    Items(RunId, Arc<Vec<TraceItem>>),
-    /// The run has ended; always the last signal of a run.
-    Ended(RunId, Arc<RunEnd>),
-}
-
-impl Signal {
-    /// Returns the run that the signal belongs to.
-    #[must_use]
-    pub fn run_id(&self) -> RunId {
-        match self {
-            Self::Started(start) => start.run_id,
-            Self::Items(id, _) | Self::Ended(id, _) => *id,
-        }
-    }
 }
 
 /// The attention of one step, encoded for storage by `trace::attention`.

@@ -7,8 +7,9 @@ use crate::model::common_prefix;
 use crate::model::llama::{AdapterSet, SequenceMetadata};
 use std::collections::VecDeque;
 
-/// Minimum number of tokens of a cached state. Decoding fewer tokens again is as fast as copying a state.
-const MIN_STATE_TOKENS: usize = 32;
+/// Minimum number of tokens that a cached state must have and save. Decoding fewer tokens again is as fast as restoring
+/// a state.
+pub const MIN_STATE_TOKENS: usize = 32;
 
 /// Cached state of a sequence.
 pub struct CachedState {
@@ -46,11 +47,12 @@ impl HostCache {
             && !self.entries.iter().any(|entry| {
                 entry.key() == key
                     && covers(self.prefixes_usable, &entry.tokens, tokens)
-                    && entry.is_worth_copying(tokens.len())
+                    && entry.is_worth_restoring(tokens.len(), 0)
             })
     }
 
-    /// Stores a state. Removes the states that it covers, and the oldest ones while the cache exceeds its limit.
+    /// Stores a state as the newest. Removes the states that it covers, and the oldest ones while the cache exceeds its
+    /// limit.
     pub fn insert(&mut self, state: CachedState) {
         if state.size() > self.limit {
             return;
@@ -71,9 +73,8 @@ impl HostCache {
         }
     }
 
-    /// Finds the state with this key that has the most usable tokens for the prompt: more than `known`, and
-    /// enough that copying the state saves time. `usable_prefix` returns how many of the first tokens of a state can be
-    /// used.
+    /// Finds the state with this key that has the most usable tokens for the prompt, and saves time compared with using
+    /// the `known` tokens of another state. `usable_prefix` returns how many of the first tokens of a state can be used.
     pub fn find_best(
         &self,
         prompt: &[TokenId],
@@ -85,7 +86,7 @@ impl HostCache {
         (0..self.entries.len())
             .filter(|&at| self.entries[at].key() == key)
             .map(|at| (usable(&self.entries[at]), at))
-            .filter(|&(usable, at)| usable > known && self.entries[at].is_worth_copying(usable))
+            .filter(|&(usable, at)| self.entries[at].is_worth_restoring(usable, known))
             .max()
             .map(|(_, at)| at)
     }
@@ -114,9 +115,10 @@ impl CachedState {
         StateKey { owner: self.owner.as_ref(), adapters: self.adapters.as_ref() }
     }
 
-    /// Returns true if copying the state takes less time than decoding its first `usable` tokens.
-    pub fn is_worth_copying(&self, usable: usize) -> bool {
-        4 * usable >= self.tokens.len()
+    /// Returns true if restoring the state, of which `usable` tokens are used, saves time compared with using the `known`
+    /// tokens of another state.
+    pub fn is_worth_restoring(&self, usable: usize, known: usize) -> bool {
+        usable >= known + MIN_STATE_TOKENS && 4 * usable >= self.tokens.len()
     }
 
     fn size(&self) -> usize {
@@ -193,7 +195,8 @@ mod tests {
         let prompt: Vec<TokenId> = (0..200).collect();
         let best = cache.find_best(&prompt, KEY, 0, any_prefix).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 100);
-        assert_eq!(cache.find_best(&prompt, KEY, 100, any_prefix), None);
+        assert_eq!(cache.find_best(&prompt, KEY, 68, any_prefix), Some(best));
+        assert_eq!(cache.find_best(&prompt, KEY, 69, any_prefix), None, "too few tokens are saved");
         let other: Vec<TokenId> = (0..70).chain(500..600).collect();
         assert_eq!(cache.entries[cache.find_best(&other, KEY, 0, whole_state).unwrap()].tokens.len(), 60);
         let barely: Vec<TokenId> = (0..10).chain(500..600).collect();

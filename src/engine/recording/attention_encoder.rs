@@ -1,8 +1,9 @@
 //! Encoding of captured attention for storage, in order, on a separate thread with a short queue. Senders never wait.
 
 use crate::engine::options::{AttentionEncodeFn, HeadEncodeFn};
-use crate::events::{AttentionStep, RunId, Signal, StoredHeads, TraceItem};
+use crate::events::{AttentionStep, RunId, StoredHeads, TraceItem};
 use crate::model::llama::AttentionRow;
+use crate::recording::Signal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,8 @@
 //! Reports the end of a run that must be stored before its client receives the end.
 
 use crate::engine::output::Output;
-use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, Usage};
+use crate::events::{EndCause, RunEnd, Usage};
+use crate::recording::{DurabilityAck, NotStored};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -24,13 +25,9 @@ enum NotDurable {
 /// Returns a channel that forwards the outputs of a run, and holds back its end until the run is stored. If the run
 /// cannot be stored, the channel ends with an error instead. `unfinished` is the end to report if storing fails before
 /// the run has ended.
-pub fn hold_end(
-    output: mpsc::Receiver<Output>,
-    ack: DurabilityAck,
-    unfinished: RunEnd,
-    capacity: usize,
-) -> mpsc::Receiver<Output> {
-    let (client, held) = mpsc::channel(capacity);
+pub fn hold_end(output: mpsc::Receiver<Output>, ack: DurabilityAck, unfinished: RunEnd) -> mpsc::Receiver<Output> {
+    // Outputs that the client has not read wait in `output`, which limits their bytes.
+    let (client, held) = mpsc::channel(1);
     tokio::spawn(forward(output, ack, unfinished, client));
     held
 }
@@ -43,34 +40,30 @@ async fn forward(
 ) {
     let mut text: Vec<char> = Vec::new();
     let mut tokens = 0usize;
-    let mut stored = None;
+    let mut is_stored = false;
     let reason = loop {
         let next = tokio::select! {
-            outcome = &mut ack, if stored.is_none() => match outcome {
-                Ok(Err(reason)) => break NotDurable::NotStored(reason),
-                Ok(Ok(())) => {
-                    stored = Some(());
+            outcome = wait_until_stored(&mut ack), if !is_stored => match outcome {
+                Ok(()) => {
+                    is_stored = true;
                     continue;
                 }
-                Err(_) => break NotDurable::RecorderStopped,
+                Err(reason) => break reason,
             },
             output = output.recv() => output,
             () = client.closed() => return,
         };
         match next {
             Some(Output::Ended(ended)) => {
-                let outcome = if stored.is_some() { Ok(Ok(Ok(()))) } else { timeout(STORE_TIMEOUT, ack).await };
-                let reason = match outcome {
-                    Ok(Ok(Ok(()))) => {
-                        let _ = client.send(Output::Ended(ended)).await;
-                        return;
+                if !is_stored {
+                    let outcome = timeout(STORE_TIMEOUT, wait_until_stored(&mut ack)).await;
+                    if let Err(reason) = outcome.unwrap_or(Err(NotDurable::Timeout)) {
+                        end = RunEnd::clone(&ended);
+                        break reason;
                     }
-                    Ok(Ok(Err(reason))) => NotDurable::NotStored(reason),
-                    Ok(Err(_)) => NotDurable::RecorderStopped,
-                    Err(_) => NotDurable::Timeout,
-                };
-                end = RunEnd::clone(&ended);
-                break reason;
+                }
+                let _ = client.send(Output::Ended(ended)).await;
+                return;
             }
             Some(next) => {
                 match &next {
@@ -99,6 +92,10 @@ async fn forward(
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
+async fn wait_until_stored(ack: &mut DurabilityAck) -> Result<(), NotDurable> {
+    ack.await.map_err(|_| NotDurable::RecorderStopped)?.map_err(NotDurable::NotStored)
+}
+
 /// Returns the end of a run that has not generated anything.
 pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
     RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
@@ -108,7 +105,8 @@ pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) 
 mod tests {
     use super::{hold_end, unfinished_end};
     use crate::engine::output::{MeasuredToken, Output, TextDelta};
-    use crate::events::{EndCause, FinishReason, NotStored, RunEnd, RunStatus, TokenMeasurement, system};
+    use crate::events::{EndCause, FinishReason, RunEnd, RunStatus, TokenMeasurement, system};
+    use crate::recording::NotStored;
     use std::sync::Arc;
     use tokio::sync::{mpsc, oneshot};
 
@@ -120,7 +118,7 @@ mod tests {
     async fn run_that_cannot_be_stored_ends_with_error() {
         let (run, output) = mpsc::channel(4);
         let (ack, receiver) = oneshot::channel();
-        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3), 4);
+        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3));
         let mut done = unfinished_end(system::now(), 3);
         (done.status, done.finish.reason) = (RunStatus::Done, FinishReason::Stop);
         run.send(Output::Ended(Arc::new(done))).await.unwrap();
@@ -142,7 +140,7 @@ mod tests {
         };
         let (run, output) = mpsc::channel(4);
         let (ack, receiver) = oneshot::channel();
-        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3), 4);
+        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3));
         for output in [delta(&["a", "bé", "c"]), Output::Retract { chars: 3, tokens: 2 }, delta(&["d"])] {
             run.send(output).await.unwrap();
             held.recv().await.unwrap();

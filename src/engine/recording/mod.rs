@@ -7,8 +7,9 @@ pub mod attention_encoder;
 pub mod durability;
 pub mod event_buffer;
 
-use crate::events::{RunEnd, RunId, Signal, StoredHeads, TraceItem};
+use crate::events::{RunEnd, RunId, StoredHeads, TraceItem};
 use crate::model::llama::AttentionRow;
+use crate::recording::Signal;
 use attention_encoder::AttentionEncoderThread;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,77 +1,26 @@
-//! Application of the mods' actions to a run.
+//! Effects of actions: appends forced tokens, and updates the run after tokens were removed.
 
 use super::dispatch::ActionEffect;
-use super::finish::EndReason;
 use super::sequence::Sequence;
 use super::step_logits::StepLogits;
 use super::{ForcedTokens, Run, RunState};
 use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
 use crate::model::distribution::TokenDistribution;
-use crate::mods::{Action, tool_calls_of};
-use serde_json::Value;
+use crate::mods::Action;
 
 impl Run {
-    /// Applies the action that won an event.
-    pub(super) fn apply_action(&mut self, event: EventType, action: Action) {
-        let step = self.budget.step();
-        let step = if event == EventType::Added || step == 0 { step + 1 } else { step };
-        match action {
-            Action::ForceTokens(tokens) => {
-                if event == EventType::Added {
-                    self.send_text();
-                }
-                self.force(tokens, step);
-            }
-            Action::Backtrack { n, tokens } => {
-                let (removed, _) = clamp_backtrack(event, n, &self.sequence);
-                if removed > 0 {
-                    let before = self.sequence.answer_len();
-                    self.sequence.retract(removed);
-                    self.process_retraction(before, removed);
-                }
-                if tokens.is_empty() {
-                    self.continue_from_end();
-                } else {
-                    self.force(tokens, step);
-                }
-            }
-            Action::ForceOutput(mut tokens) => {
-                self.truncate_at_end(&mut tokens);
-                let before = self.sequence.answer_len();
-                let removed = self.sequence.retract_answer();
-                self.process_retraction(before, removed);
-                self.sequence.extend(&tokens);
-                self.attention.clear_drawn();
-                if !tokens.is_empty() {
-                    let unmeasured = tokens.iter().map(|&token| unmeasured(token)).collect();
-                    self.record_added(unmeasured, None, true, step);
-                }
-                self.finish(FinishReason::Stop);
-            }
-            Action::ToolCalls(payload) => {
-                self.discard_unsent();
-                let calls = Value::Array(tool_calls_of(&payload).to_vec());
-                self.finish(EndReason { tool_calls: Some(calls), ..FinishReason::ToolCalls.into() });
-            }
-            Action::EmitError { message, fault } => {
-                self.discard_unsent();
-                self.finish(EndReason { fault: Some(fault), ..EndReason::new(FinishReason::Error, message) });
-            }
-            Action::Noop | Action::AdjustedPrefill { .. } | Action::AdjustedLogits { .. } => self.continue_from_end(),
-        }
-    }
-
-    /// Records forced tokens after their decode.
-    pub(super) fn record_forced(&mut self, forced: ForcedTokens) {
-        let ForcedTokens { start, step, mut measurements } = forced;
+    /// Enters the `Added` event of forced tokens after their decode.
+    pub(super) fn enter_added_forced(&mut self, forced: ForcedTokens) {
+        let ForcedTokens { start, step, note, mut measurements } = forced;
         let tokens = &self.sequence.tokens()[start..];
         measurements.extend(tokens.iter().skip(measurements.len()).map(|&token| unmeasured(token)));
         self.budget.advance_to(step);
-        self.record_added(measurements, None, true, step);
+        self.enter_added(measurements, None, note, step);
     }
 
-    /// Appends tokens, which are then decoded together. The decode also gives the probability of each token.
-    pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
+    /// Appends tokens, which are then decoded together. The decode also gives the probability of each token. `note` is
+    /// recorded with them.
+    pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32, note: Option<String>) {
         if !self.budget.permits(step) {
             return self.finish_at_last_step();
         }
@@ -97,21 +46,21 @@ impl Run {
         if first.is_some() {
             self.attention.push_drawn();
         }
-        let outputs_from = if first.is_some() { start } else { start - 1 };
+        let outputs_from = if first.is_some() { start } else { self.last_outputs_from() };
         self.sequence.decode_from(outputs_from);
-        self.step_logits.discard_end();
+        self.step_logits.discard_model_logits();
         self.sequence.extend(&tokens);
-        self.forced = Some(ForcedTokens { start, step, measurements: first.into_iter().collect() });
+        self.forced = Some(ForcedTokens { start, step, note, measurements: first.into_iter().collect() });
         self.state = RunState::Decode { outputs_from };
     }
 
-    /// Updates the parts of the run after the last `removed` tokens were removed from the sequence, which had `before`
-    /// generated tokens.
-    pub(super) fn process_retraction(&mut self, before: usize, removed: usize) {
+    /// Updates the parts of the run after the last `removed` tokens were removed from the sequence.
+    pub(super) fn process_retraction(&mut self, removed: usize) {
         let generated = self.sequence.answer_len();
-        self.step_logits.discard_end();
-        self.answer.retract(before, generated, &mut self.outbox);
-        self.attention.truncate(self.answer.unsent());
+        self.step_logits.discard_model_logits();
+        self.answer.retract(generated, &mut self.outbox);
+        self.attention.truncate(self.answer.unreleased());
+        self.dispatch.retracted(generated);
         self.sampler.rewind(generated, removed);
         if let Some(reasoning) = &mut self.reasoning {
             reasoning.pop(removed);
@@ -119,7 +68,7 @@ impl Run {
     }
 
     /// Truncates forced tokens after the first end-of-generation token.
-    fn truncate_at_end(&self, tokens: &mut Vec<TokenId>) {
+    pub(super) fn truncate_at_end(&self, tokens: &mut Vec<TokenId>) {
         if let Some(end) = tokens.iter().position(|&token| self.view.ends_answer(token)) {
             tokens.truncate(end + 1);
         }
@@ -128,7 +77,7 @@ impl Run {
 
 /// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested more
 /// than it can remove. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
-fn clamp_backtrack(event: EventType, n: u32, sequence: &Sequence) -> (usize, bool) {
+pub(super) fn clamp_backtrack(event: EventType, n: u32, sequence: &Sequence) -> (usize, bool) {
     let requested = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
     let max = sequence.removable();
     (requested.min(max), requested > max)
@@ -155,6 +104,6 @@ pub(super) fn effect_of(
 }
 
 /// Creates the measurement of a token that was appended without logits.
-fn unmeasured(token: TokenId) -> TokenMeasurement {
+pub(super) fn unmeasured(token: TokenId) -> TokenMeasurement {
     TokenMeasurement { token, text: String::new(), logprob: None, rank: None, entropy: None }
 }

@@ -1,5 +1,5 @@
 //! Dispatch of events to the mods of one run: calls the mods in order, records their replies, and decides whose action
-//! wins an event. [`super::actions`] applies the actions.
+//! wins an event. [`super::state_machine`] applies the actions.
 
 use super::step_logits::EditEffect;
 use crate::engine::latencies::ModCalls;
@@ -116,8 +116,23 @@ impl Dispatch {
     /// Returns how many of the last tokens are held back from the client, because mods may still remove them. The
     /// number can change with every token.
     pub fn holdback(&self) -> usize {
-        let enabled = self.mods.iter().filter(|active| active.health.disabled.is_none());
-        enabled.map(|active| active.instance.holdback()).max().unwrap_or(0)
+        self.enabled().map(|active| active.instance.holdback()).max().unwrap_or(0)
+    }
+
+    /// Notifies the mods that all tokens of the answer after the first `generated` were removed.
+    pub fn retracted(&mut self, generated: usize) {
+        for active in &mut self.mods {
+            active.instance.retracted(generated);
+        }
+    }
+
+    /// Returns how many of the `generated` tokens are part of the answer if the run ends now. Mods will remove the others.
+    pub fn kept_tokens(&self, generated: usize) -> usize {
+        self.enabled().filter_map(|active| active.instance.discard_from()).fold(generated, usize::min)
+    }
+
+    fn enabled(&self) -> impl Iterator<Item = &ActiveMod> {
+        self.mods.iter().filter(|active| active.health.disabled.is_none())
     }
 
     /// Returns the layers after which mods read the hidden state of the last token.

@@ -37,19 +37,20 @@ impl Run {
     pub(super) fn end_reason(&self) -> Option<EndReason> {
         let last = self.sequence.last()?;
         let text = self.answer.text();
-        if self.view.ends_answer(last) || text.is_stopped() || self.sampler.is_complete() {
+        let kept = self.dispatch.kept_tokens(self.sequence.answer_len());
+        if self.view.ends_answer(last) || text.is_stopped(kept) || self.sampler.is_complete() {
             return Some(FinishReason::Stop.into());
         }
         if self.budget.tokens_left(self.sequence.answer_len()) == 0 {
             return Some(FinishReason::Length.into());
         }
         let limits = &self.request.limits;
-        if text.is_outdented() {
+        if text.is_outdented(kept) {
             let message = format!("a line has less than the minimum indentation of {}", limits.min_indent);
             return Some(EndReason::new(FinishReason::Length, message));
         }
         if let (Some(max), Some(elapsed_us)) = (limits.max_time, self.timing.since_first_token_us())
-            && text.has_new_line()
+            && text.has_new_line(kept)
             && elapsed_us >= max.as_micros() as u64
         {
             let message = format!("the time limit of {} ms was reached", max.as_millis());
@@ -58,10 +59,18 @@ impl Run {
         None
     }
 
-    /// Ends the run.
+    /// Ends the run. Tokens that a mod would have removed are not part of the answer.
     pub(super) fn finish(&mut self, end_reason: impl Into<EndReason>) {
+        let kept = self.dispatch.kept_tokens(self.sequence.answer_len());
+        self.answer.discard_after(kept, &mut self.outbox);
+        self.attention.truncate(self.answer.unreleased());
+        self.finish_with_all_tokens(end_reason);
+    }
+
+    /// Ends the run. All its tokens are part of the answer.
+    pub(super) fn finish_with_all_tokens(&mut self, end_reason: impl Into<EndReason>) {
         let EndReason { reason, message, tool_calls, fault, cause } = end_reason.into();
-        self.send_remaining();
+        self.release_remaining();
         let generated = self.sequence.answer_len();
         let ends_hidden = generated > 0 && self.sequence.last().is_some_and(|token| self.view.ends_answer(token));
         let message = message.into_iter().chain(self.dispatch.disabled()).reduce(|all, next| all + "; " + &next);

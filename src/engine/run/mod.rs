@@ -5,13 +5,14 @@
 //! the logits of the step, [`sampling`] the sampler and the grammar constraint, [`measure`] the measurements of tokens,
 //! [`reasoning`] the reasoning budget, [`answer`] and [`outbox`] the text and the outputs for the client, [`dispatch`]
 //! the mods, [`token_attention`] the attention rows, [`budget`] the limits of tokens and steps, and [`timing`] the times.
-//! The transitions of the state machine are in [`steps`], [`mod_calls`], [`actions`] and [`finish`]. The scheduler uses
+//! [`state_machine`] has the transitions, with [`steps`], [`mod_calls`], [`actions`] and [`finish`]. The scheduler uses
 //! [`slot_state`], [`next_decode`], [`parameter_change`] and [`record`]; [`restore`] starts forks.
 
 mod actions;
 mod answer;
 mod budget;
 pub mod dispatch;
+mod evictions;
 mod finish;
 mod measure;
 mod mod_calls;
@@ -28,16 +29,16 @@ mod restore;
 mod sampling;
 pub mod sequence;
 mod slot_state;
+mod state_machine;
 mod step_logits;
 mod steps;
 mod timing;
 mod token_attention;
 
-use super::output::{MeasuredToken, Output, PromptTiming, RunMetrics};
+use super::output::{MeasuredToken, RunMetrics};
 use super::recording::event_buffer::EventBuffer;
 use super::request::Request;
-use crate::events::{DraftUsage, EndCause, EventType, RunEnd, RunId, TokenId, TokenMeasurement};
-use crate::model::distribution::TokenDistribution;
+use crate::events::{DraftUsage, RunEnd, RunId, TokenId, TokenMeasurement};
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
 use crate::mods::{ModInstance, ReplySender, RunView};
@@ -52,7 +53,6 @@ use sampling::TokenSampler;
 use sequence::Sequence;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
 use step_logits::StepLogits;
 use timing::Timing;
 use token_attention::TokenAttention;
@@ -90,6 +90,8 @@ struct ForcedTokens {
     /// Position of the first token.
     start: usize,
     step: u32,
+    /// Note to record with the tokens.
+    note: Option<String>,
     /// Measurements of the first tokens; the rest is not measured yet.
     measurements: Vec<TokenMeasurement>,
 }
@@ -253,63 +255,5 @@ impl Run {
     /// Returns the number of prompt tokens that were decoded, without the cached ones.
     fn prompt_decoded(&self) -> usize {
         self.sequence.prompt_decoded(self.has_decoded_prompt())
-    }
-
-    /// Records the first event and dispatches it to the mods, or continues a recorded run.
-    pub fn begin(&mut self, resources: &mut RunResources) {
-        if let Some(tokens) = self.fork_tokens.take() {
-            return self.begin_fork(tokens);
-        }
-        let order = self.record_prompt();
-        self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Prefilled, order, 0));
-        self.dispatch_events(None, resources);
-    }
-
-    /// Processes the logits after `position`. Those after the last position begin a step; those after an earlier
-    /// position give the probability of the next token, which is forced or part of the prompt.
-    pub fn on_logits(&mut self, position: usize, logits: &[f32], resources: &mut RunResources) {
-        if self.end.is_some() {
-            return;
-        }
-        let distribution = TokenDistribution::new(logits);
-        if !distribution.is_valid {
-            // The KV state that gave such logits must not be reused.
-            self.sequence.set_kv_len(0);
-            let message = "the model returned logits that are NaN or infinite: its KV state or its weights are damaged; the slot's state is discarded";
-            return self.abort(EndCause::InvalidLogits, message);
-        }
-        if let Some(&next) = self.sequence.tokens().get(position + 1) {
-            let measurement = self.measurer.measure(distribution, logits, next);
-            if position + 1 < self.sequence.prompt_len() {
-                let alternatives = self.measurer.top(logits, distribution);
-                self.prompt_probabilities.push(MeasuredToken { measurement, alternatives });
-            } else if let Some(forced) = &mut self.forced {
-                forced.measurements.push(measurement);
-                self.attention.push_drawn();
-            }
-            return;
-        }
-        if let Some(elapsed_us) = self.timing.mark_prompt_end() {
-            // `set` cannot fail: the prompt ends only once.
-            let _ = self.metrics.prompt.set(PromptTiming {
-                tokens: self.sequence.prompt_len() as u32,
-                cached: self.sequence.cached_tokens() as u32,
-                elapsed_us,
-                at: Instant::now(),
-            });
-            if self.request.report.prompt_probabilities {
-                self.outbox.push(Output::PromptProbabilities(std::mem::take(&mut self.prompt_probabilities)));
-            }
-        }
-        let top = self.measurer.top(logits, distribution);
-        self.step_logits.set_end(logits, distribution, top);
-        if let Some(forced) = self.forced.take() {
-            // The next step starts with these logits, after the `Added` event of the forced tokens.
-            self.step_logits.save(Some(logits));
-            self.record_forced(forced);
-        } else {
-            self.begin_step();
-        }
-        self.dispatch_events(Some(logits), resources);
     }
 }

@@ -1,5 +1,4 @@
-//! Calls of the mods of a run: passes each event to the mods in order, and applies their replies. [`super::dispatch`]
-//! has the mods.
+//! Calls of the mods of a run with its events, and their replies. [`super::dispatch`] has the mods.
 
 use super::actions::effect_of;
 use super::{AddedTokens, Run, RunResources, RunState};
@@ -7,43 +6,8 @@ use crate::events::EventType;
 use crate::mods::{Action, Call, CallEvent, Reply};
 
 impl Run {
-    /// Processes the reply to a mod call, if the run still waits for it.
-    pub fn on_reply(&mut self, call: u64, reply: Reply, resources: &mut RunResources) {
-        let RunState::Dispatching(dispatched) = &mut self.state else { return };
-        if let Some(reply) = self.dispatch.receive(dispatched, call, reply) {
-            self.apply_reply(reply);
-            self.dispatch_events(None, resources);
-        }
-    }
-
-    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `new_logits` are the model's
-    /// logits at the end of the sequence; `None` if they are saved.
-    pub(super) fn dispatch_events(&mut self, mut new_logits: Option<&[f32]>, resources: &mut RunResources) {
-        loop {
-            let RunState::Dispatching(dispatched) = &mut self.state else { return };
-            if self.dispatch.advance_to_next_mod(dispatched) {
-                if !self.call_mod(new_logits, resources) {
-                    return;
-                }
-                continue;
-            }
-            let (event, winner) = (dispatched.event, dispatched.take_winner());
-            match winner {
-                Some(action) => {
-                    self.step_logits.save(new_logits);
-                    self.apply_action(event, action);
-                }
-                None => self.advance(event, new_logits, &mut resources.candidates),
-            }
-            // `Added` changes the end of the sequence, and the logits are not needed after `Sampled`.
-            if event != EventType::ForwardPass {
-                new_logits = None;
-            }
-        }
-    }
-
     /// Calls the next mod with the current event. Returns `false` if the reply comes later.
-    fn call_mod(&mut self, new_logits: Option<&[f32]>, resources: &RunResources) -> bool {
+    pub(super) fn call_mod(&mut self, new_logits: Option<&[f32]>, resources: &RunResources) -> bool {
         let id = self.id;
         let Self { state: RunState::Dispatching(dispatched), dispatch, sequence, step_logits, .. } = self else {
             return false;
@@ -53,7 +17,7 @@ impl Run {
         let event = match dispatched.event {
             EventType::Prefilled => CallEvent::Prefilled,
             EventType::ForwardPass => CallEvent::ForwardPass {
-                logits: step_logits.logits(new_logits),
+                logits: step_logits.edited_or_model_logits(new_logits),
                 hidden_states: step_logits.hidden_states(),
             },
             EventType::Sampled => {
@@ -91,7 +55,7 @@ impl Run {
 
     /// Records the reply of a mod. Applies an edit of the prompt or the logits immediately; a control action is applied
     /// after the dispatch, if it wins the event.
-    fn apply_reply(&mut self, reply: Reply) {
+    pub(super) fn apply_reply(&mut self, reply: Reply) {
         let Self { state: RunState::Dispatching(dispatched), dispatch, sequence, step_logits, event_buffer, .. } = self
         else {
             return;

@@ -14,8 +14,9 @@ pub struct ReasoningTracker {
     tokens: Vec<TokenState>,
     /// Reasoning tokens so far.
     used: usize,
-    /// True if the client requested the end of the current reasoning.
-    end_requested: bool,
+    /// Number of tokens when the client requested the end of the reasoning. The request applies to the reasoning at that
+    /// position, and again if a mod removes the tokens that ended it.
+    end_requested_at: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +31,7 @@ struct TokenState {
 
 impl ReasoningTracker {
     pub fn new(budget: ReasoningBudget) -> Self {
-        Self { budget, text: Vec::new(), tokens: Vec::new(), used: 0, end_requested: false }
+        Self { budget, text: Vec::new(), tokens: Vec::new(), used: 0, end_requested_at: None }
     }
 
     /// Processes an appended token.
@@ -46,7 +47,6 @@ impl ReasoningTracker {
         let counts = was_reasoning && !ends_marker;
         self.used += usize::from(counts);
         self.tokens.push(TokenState { start, is_reasoning: was_reasoning != ends_marker, counts });
-        self.end_requested &= !ends_marker;
     }
 
     /// Removes the last `count` tokens.
@@ -56,26 +56,37 @@ impl ReasoningTracker {
         if let Some(first) = removed.first() {
             self.text.truncate(first.start);
         }
+        let is_reasoning = self.is_reasoning();
+        self.end_requested_at = match self.end_requested_at {
+            Some(at) if at > self.tokens.len() => is_reasoning.then_some(self.tokens.len()),
+            at => at,
+        };
     }
 
     /// Ends the current reasoning, as if the budget were used up. Returns `false` if the run is not reasoning.
     pub fn request_end(&mut self) -> bool {
-        self.end_requested = self.is_reasoning();
-        self.end_requested
+        let is_reasoning = self.is_reasoning();
+        self.end_requested_at = is_reasoning.then_some(self.tokens.len());
+        is_reasoning
     }
 
     /// Returns the tokens to append if the reasoning must end: the budget is used up, or the client requested the end.
     pub fn closing_tokens(&self) -> Option<&[TokenId]> {
-        let must_end = self.is_reasoning() && (self.end_requested || self.used >= self.budget.tokens as usize);
+        let must_end = self.is_reasoning() && (self.is_end_requested() || self.used >= self.budget.tokens as usize);
         (must_end && !self.budget.closing_tokens.is_empty()).then_some(&self.budget.closing_tokens)
     }
 
     /// Returns the reason for the end of the reasoning, for the trace.
     pub fn note(&self) -> String {
-        if self.end_requested {
+        if self.is_end_requested() {
             return "the client ended the reasoning".into();
         }
         format!("the budget of {} reasoning tokens is used up", self.budget.tokens)
+    }
+
+    /// Returns true if the client requested the end of the current reasoning.
+    fn is_end_requested(&self) -> bool {
+        self.end_requested_at.is_some_and(|at| self.tokens[at..].iter().all(|token| token.is_reasoning))
     }
 
     fn is_reasoning(&self) -> bool {
@@ -137,6 +148,20 @@ mod tests {
         assert!(tracker.request_end());
         assert!(tracker.closing_tokens().is_some() && tracker.note().contains("client"));
         assert_eq!(pushed(&mut tracker, &["</think>", "b", "<think>", "c"]), [false; 4]);
+    }
+
+    #[test]
+    fn requested_end_applies_again_after_pop() {
+        let mut tracker = with_budget(u32::MAX, false);
+        pushed(&mut tracker, &["<think>", "a", "b"]);
+        assert!(tracker.request_end());
+        assert_eq!(pushed(&mut tracker, &["</think>"]), [false]);
+        tracker.pop(1);
+        assert!(tracker.closing_tokens().is_some() && tracker.note().contains("client"));
+        tracker.pop(1);
+        assert_eq!(pushed(&mut tracker, &["c"]), [true], "the same reasoning");
+        tracker.pop(3);
+        assert_eq!(pushed(&mut tracker, &["<think>", "a"]), [false; 2], "other reasoning");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use super::request_ids::ActiveRequestId;
 use crate::engine::output::Output;
-use crate::events::{EndCause, RunEnd, RunId, Signal};
+use crate::events::{EndCause, RunEnd, RunId};
+use crate::recording::Signal;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -88,7 +89,8 @@ mod tests {
     use super::PanicGuard;
     use crate::engine::output::Output;
     use crate::engine::recording::durability::unfinished_end;
-    use crate::events::{EndCause, FinishReason, RunEnd, RunId, RunStatus, Signal, system};
+    use crate::events::{EndCause, FinishReason, RunEnd, RunId, RunStatus, system};
+    use crate::recording::Signal;
     use tokio::sync::mpsc;
 
     #[test]

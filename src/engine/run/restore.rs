@@ -2,7 +2,6 @@
 //! [`super::replay`] does the same for the mods of the run.
 
 use super::Run;
-use super::finish::EndReason;
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
 use crate::events::{ActionRecord, ActionType, Event, EventType, FinishReason, TokenId, TraceItem};
@@ -51,18 +50,16 @@ impl Run {
         self.registration.end();
     }
 
-    /// Begins the first new step: appends `tokens` if there are any; otherwise samples after a decode.
+    /// Begins the first new step: appends `tokens` if there are any; otherwise continues as the recorded run did.
     pub(super) fn begin_fork(&mut self, tokens: Vec<TokenId>) {
         // The client of the recorded run received this text before the step.
-        self.send_text();
+        self.release_text();
         if self.budget.tokens_left(self.sequence.answer_len()) == 0 {
             self.finish(FinishReason::Length);
         } else if !tokens.is_empty() {
-            self.force(tokens, self.budget.step() + 1);
-        } else if let Err(message) = self.sequence.make_room(1) {
-            self.finish(EndReason::new(FinishReason::Length, message));
+            self.force(tokens, self.budget.step() + 1, None);
         } else {
-            self.continue_from_end();
+            self.continue_after_change();
         }
     }
 
@@ -129,7 +126,7 @@ impl Run {
                 self.sequence.extend(tokens);
                 let mut appended = measured.tokens.clone();
                 // The returned note is already in the copied event.
-                let _ = self.process_tokens(&mut appended, event.forced.unwrap_or(false));
+                let _ = self.process_tokens(&mut appended);
                 self.attention.queue(appended.len());
                 self.answer.queue(appended, None);
             }
@@ -157,9 +154,8 @@ impl Run {
                     return Err("a backtrack removes more than was generated".into());
                 }
                 if removed > 0 {
-                    let before = self.sequence.answer_len();
                     self.sequence.retract(removed);
-                    self.process_retraction(before, removed);
+                    self.process_retraction(removed);
                 }
             }
             ActionType::ForceOutput | ActionType::ToolCalls | ActionType::EmitError => {

@@ -3,6 +3,7 @@
 //!
 //! Removals of tokens are only listed here; the scheduler applies them to the KV cache.
 
+use super::evictions::Evictions;
 use crate::engine::kv::checkpoints::CheckpointPlan;
 use crate::engine::kv::conversation::spans::{cut_spans, shifted_index};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory};
@@ -24,8 +25,8 @@ pub struct Sequence {
     prompt_tokens: usize,
     /// Number of tokens at the start whose state the KV cache holds.
     kv_len: usize,
-    /// Prompt tokens whose KV state was reused.
-    cached_tokens: usize,
+    /// Prompt tokens whose KV state was reused; `None` before the first decode.
+    cached_tokens: Option<usize>,
     /// Removals that the KV cache has not applied yet.
     kv_removals: Vec<KvRemoval>,
     /// Number of tokens at the start that have not changed since the last call of [`Sequence::take_unchanged`].
@@ -38,22 +39,6 @@ pub struct Sequence {
     vocabulary: Arc<Vocabulary>,
 }
 
-/// Tokens and messages evicted because the context was full.
-#[derive(Debug, Default)]
-struct Evictions {
-    /// True if the context was full.
-    truncated: bool,
-    /// Number of evicted tokens of the answer.
-    generated: usize,
-    /// Index of the first token that followed all evicted ones; 0 if none were evicted.
-    end: usize,
-    /// Number of all evicted tokens.
-    tokens: usize,
-    messages: Vec<EvictedMessage>,
-    /// Evictions that no event has recorded yet.
-    unreported: Option<Box<Eviction>>,
-}
-
 impl Sequence {
     /// Moves the prompt out of a request. `context` is the context size of a slot, in tokens.
     pub fn new(request: &mut Request, vocabulary: Arc<Vocabulary>, context: usize) -> Self {
@@ -64,7 +49,7 @@ impl Sequence {
             prompt_tokens: tokens.len(),
             tokens,
             kv_len: 0,
-            cached_tokens: 0,
+            cached_tokens: None,
             kv_removals: Vec::new(),
             unchanged: 0,
             history: SlotHistory::default(),
@@ -107,14 +92,14 @@ impl Sequence {
 
     /// Returns the number of prompt tokens whose KV state was reused.
     pub fn cached_tokens(&self) -> usize {
-        self.cached_tokens
+        self.cached_tokens.unwrap_or_default()
     }
 
     /// Returns the number of prompt tokens that were decoded, without the cached ones. `is_complete` is true after the
     /// decode of the whole prompt.
     pub fn prompt_decoded(&self, is_complete: bool) -> usize {
         let processed = if is_complete { self.prompt_tokens } else { self.kv_len.min(self.prompt_tokens) };
-        processed.saturating_sub(self.cached_tokens)
+        processed.saturating_sub(self.cached_tokens())
     }
 
     /// Returns the number of tokens of the answer, including those that a full context evicted.
@@ -195,9 +180,15 @@ impl Sequence {
         self.kv_len
     }
 
-    /// Sets the number of tokens that the KV cache holds.
+    /// Sets the number of tokens that the KV cache holds: those that the slot's state has in common with the sequence
+    /// before a decode, and those before its end after it.
     pub fn set_kv_len(&mut self, kv_len: usize) {
         self.kv_len = kv_len;
+    }
+
+    /// Makes the next decode start at the first token: the slot's KV state was lost or must not be used.
+    pub fn discard_kv(&mut self) {
+        self.kv_len = 0;
     }
 
     /// Makes the next decode start at `position` or earlier.
@@ -205,9 +196,12 @@ impl Sequence {
         self.kv_len = self.kv_len.min(position);
     }
 
-    /// Counts the tokens in the KV cache as cached. Called before the first decode.
-    pub fn count_cached_tokens(&mut self) {
-        self.cached_tokens = self.kv_len.min(self.prompt_tokens);
+    /// Counts the tokens in the KV cache as cached, before the first decode of the run. Returns false if they were counted
+    /// before.
+    pub fn count_cached_tokens(&mut self) -> bool {
+        let is_first = self.cached_tokens.is_none();
+        self.cached_tokens.get_or_insert(self.kv_len.min(self.prompt_tokens));
+        is_first
     }
 
     /// Returns the number of tokens for the next decode: all that the KV cache does not hold, up to the next
@@ -281,7 +275,7 @@ impl Sequence {
             let omitted = aligned.omitted;
             if !omitted.is_empty() {
                 let messages = conversation::evicted_messages(&original.0, &original.1, &omitted, &self.vocabulary);
-                self.record_eviction(&omitted, messages);
+                self.evictions.record(&omitted, messages);
             }
             self.tokens = aligned.tokens;
             self.spans = aligned.spans;
@@ -326,7 +320,8 @@ impl Sequence {
                 // An image is kept or dropped as a whole, because its embeddings are decoded together.
                 let keep = self.outside_image(keep);
                 let left = len - keep;
-                let discard = if discard == 0 { left / 2 } else { discard.min(left.saturating_sub(1)) }.max(len - max);
+                let requested = if discard == 0 { left / 2 } else { discard.min(left.saturating_sub(1)) };
+                let discard = requested.max(len - max);
                 let discard = self.outside_image(keep + discard) - keep;
                 if discard >= left {
                     return Err(format!("the context of {context} tokens is full, and {keep} of them must be kept"));
@@ -365,7 +360,7 @@ impl Sequence {
 
     /// Removes ordered ranges from the sequence, and lists the removal for the KV cache.
     fn remove_ranges(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
-        self.record_eviction(ranges, messages);
+        self.evictions.record(ranges, messages);
         self.unchanged = ranges.first().map_or(self.unchanged, |range| self.unchanged.min(range.start));
         let kv_len = self.kv_len;
         let cached: Vec<Range<usize>> = ranges
@@ -387,14 +382,5 @@ impl Sequence {
             self.tokens.drain(range.clone());
         }
         self.spans = cut_spans(&self.spans, ranges);
-    }
-
-    fn record_eviction(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
-        self.evictions.truncated = true;
-        self.evictions.tokens += ranges.iter().map(Range::len).sum::<usize>();
-        self.evictions.messages.extend(messages.iter().cloned());
-        let unreported = self.evictions.unreported.get_or_insert_default();
-        unreported.ranges.extend(ranges.iter().map(|range| (range.start as u32, range.end as u32)));
-        unreported.messages.extend(messages);
     }
 }

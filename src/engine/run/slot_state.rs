@@ -55,7 +55,7 @@ impl Run {
             decoded: self.prompt_decoded(),
             cached: self.sequence.cached_tokens(),
             generated: self.sequence.answer_len(),
-            new_line: self.answer.text().has_new_line(),
+            new_line: self.answer.text().has_new_line(self.sequence.answer_len()),
             busy: self.end.is_none(),
             parameter_changes: self.parameter_changes,
         }

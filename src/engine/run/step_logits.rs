@@ -17,7 +17,7 @@ const MAX_LENS_TOKENS: usize = 64;
 #[derive(Default)]
 pub struct StepLogits {
     next: NextDecode,
-    end: EndLogits,
+    model: ModelLogits,
     edits: StepEdits,
     draw: StepDraw,
 }
@@ -33,7 +33,7 @@ struct NextDecode {
 /// The model's logits at the end of the sequence. They are valid until the end changes; several steps can begin with
 /// them.
 #[derive(Default)]
-struct EndLogits {
+struct ModelLogits {
     /// Copy of the logits. Kept when it is outdated, because the next copy reuses its memory.
     saved: Vec<f32>,
     /// True if `saved` holds the logits.
@@ -90,57 +90,57 @@ impl StepLogits {
         self.next.drafted.take()
     }
 
-    /// Sets the logits at the end of the sequence: their distribution and their most probable tokens.
-    pub fn set_end(&mut self, logits: &[f32], distribution: TokenDistribution, top: Vec<Alternative>) {
-        self.discard_end();
-        self.end.hidden_states = self.next.hidden_states.take();
-        let lens_states = self.end.hidden_states.as_ref().filter(|states| states.has_lens());
-        self.end.lens = lens_states.and_then(|states| read_lens(states, &top, logits));
-        self.end.top = top;
-        self.end.distribution = Some(distribution);
+    /// Sets the model's logits at the end of the sequence: their distribution and their most probable tokens.
+    pub fn set_model_logits(&mut self, logits: &[f32], distribution: TokenDistribution, top: Vec<Alternative>) {
+        self.discard_model_logits();
+        self.model.hidden_states = self.next.hidden_states.take();
+        let lens_states = self.model.hidden_states.as_ref().filter(|states| states.has_lens());
+        self.model.lens = lens_states.and_then(|states| read_lens(states, &top, logits));
+        self.model.top = top;
+        self.model.distribution = Some(distribution);
     }
 
-    /// Discards the logits, because the end of the sequence changed.
-    pub fn discard_end(&mut self) {
-        self.end = EndLogits { saved: std::mem::take(&mut self.end.saved), ..EndLogits::default() };
+    /// Discards the model's logits, because the end of the sequence changed.
+    pub fn discard_model_logits(&mut self) {
+        self.model = ModelLogits { saved: std::mem::take(&mut self.model.saved), ..ModelLogits::default() };
     }
 
-    /// Copies the logits, unless they are saved, before the next decode overwrites them.
+    /// Copies the model's logits, unless they are saved, before the next decode overwrites them.
     pub fn save(&mut self, new_logits: Option<&[f32]>) {
-        if let Some(new_logits) = new_logits.filter(|_| !self.end.is_saved) {
-            self.end.saved.clear();
-            self.end.saved.extend_from_slice(new_logits);
-            self.end.is_saved = true;
+        if let Some(new_logits) = new_logits.filter(|_| !self.model.is_saved) {
+            self.model.saved.clear();
+            self.model.saved.extend_from_slice(new_logits);
+            self.model.is_saved = true;
         }
     }
 
-    /// Returns the logits if they are saved.
+    /// Returns the model's logits if they are saved.
     pub fn saved(&self) -> Option<&[f32]> {
-        self.end.is_saved.then_some(self.end.saved.as_slice())
+        self.model.is_saved.then_some(self.model.saved.as_slice())
     }
 
     /// Returns the hidden states of the last token of the sequence, as far as they were captured.
     pub fn hidden_states(&self) -> Option<&HiddenStates> {
-        self.end.hidden_states.as_ref()
+        self.model.hidden_states.as_ref()
     }
 
     /// Returns the distribution of the model's logits.
     pub fn distribution(&self) -> Option<TokenDistribution> {
-        self.end.distribution
+        self.model.distribution
     }
 
     /// Returns the most probable tokens of the model.
     pub fn top(&self) -> &[Alternative] {
-        &self.end.top
+        &self.model.top
     }
 
     /// Returns the logits of the most probable tokens after each layer.
     pub fn lens(&self) -> Option<&LogitLens> {
-        self.end.lens.as_ref()
+        self.model.lens.as_ref()
     }
 
     /// Returns the model's logits: the saved ones, or `new_logits`.
-    pub fn raw<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
+    pub fn model_logits<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
         let logits = self.saved().or(new_logits);
         debug_assert!(logits.is_some(), "the logits at the end of the sequence are neither saved nor new");
         logits.unwrap_or_default()
@@ -152,9 +152,9 @@ impl StepLogits {
         self.draw = StepDraw::default();
     }
 
-    /// Returns the logits after the edits of mods.
-    pub fn logits<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
-        self.edited().unwrap_or_else(|| self.raw(new_logits))
+    /// Returns the logits after the edits of mods; the model's logits without an edit.
+    pub fn edited_or_model_logits<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
+        self.edited().unwrap_or_else(|| self.model_logits(new_logits))
     }
 
     /// Returns the logits that mods have edited.
@@ -177,7 +177,7 @@ impl StepLogits {
         match edit {
             LogitEdit::Keep => {}
             LogitEdit::Replace(values) => self.edits.logits = Some(values),
-            edit => apply_edit(self.edits.logits.get_or_insert_with(|| self.end.saved.clone()), &edit),
+            edit => apply_edit(self.edits.logits.get_or_insert_with(|| self.model.saved.clone()), &edit),
         }
         self.edits.distribution = edited;
         self.edits.temperature = temperature.or(self.edits.temperature);
@@ -185,7 +185,7 @@ impl StepLogits {
 
     /// Returns the effect of an edit without applying it.
     pub fn effect_of(&self, edit: &LogitEdit) -> EditEffect {
-        let before = self.edited().unwrap_or(&self.end.saved);
+        let before = self.edited().unwrap_or(&self.model.saved);
         let mut edited = Vec::new();
         let after = match edit {
             LogitEdit::Keep => return EditEffect { shifted: Vec::new(), edited: self.edits.distribution },
@@ -196,7 +196,7 @@ impl StepLogits {
                 &edited
             }
         };
-        let known = if self.edited().is_none() { self.end.distribution } else { self.edits.distribution };
+        let known = if self.edited().is_none() { self.model.distribution } else { self.edits.distribution };
         let old = known.unwrap_or_else(|| TokenDistribution::new(before));
         let new = TokenDistribution::new(after);
         let shifted = distribution::top_shifts((old, before), (new, after), MAX_SHIFTED_TOKENS)
@@ -221,7 +221,7 @@ impl StepLogits {
     pub fn take_drawn(&mut self) -> Option<(TokenMeasurement, Vec<Alternative>)> {
         let StepDraw { token, client_top } = std::mem::take(&mut self.draw);
         let token = token?;
-        Some((token, client_top.unwrap_or_else(|| std::mem::take(&mut self.end.top))))
+        Some((token, client_top.unwrap_or_else(|| std::mem::take(&mut self.model.top))))
     }
 }
 

@@ -1,9 +1,8 @@
-//! Steps of a run: forward pass, sampling, appending of the sampled token. [`super::actions`] has the steps in which a
-//! control action of a mod wins.
+//! Events of a step: records each event, and sets the state in which it is dispatched to the mods. Also releases the text
+//! of appended tokens.
 
 use super::dispatch::DispatchedEvent;
 use super::finish::EndReason;
-use super::reasoning::ReasoningTracker;
 use super::{Run, RunState};
 use crate::engine::output::{Output, TextDelta};
 use crate::events::{Alternative, EventType, Fault, FinishReason, Measurements, StageCount, TokenId, TokenMeasurement};
@@ -15,52 +14,8 @@ use crate::model::without_nul;
 const INPUT_TEXT_CHARS: usize = 70;
 
 impl Run {
-    /// Continues after an event without a winning control action.
-    pub(super) fn advance(&mut self, event: EventType, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
-        match event {
-            EventType::Prefilled => {
-                let whole_prompt = self.request.report.prompt_probabilities;
-                let outputs_from = if whole_prompt { 0 } else { self.sequence.len() - 1 };
-                self.state = RunState::Decode { outputs_from };
-            }
-            EventType::ForwardPass => self.sample(new_logits, candidates),
-            EventType::Sampled => self.append_drawn(),
-            EventType::Added => {
-                self.send_text();
-                let closing_tokens =
-                    self.reasoning.as_ref().and_then(ReasoningTracker::closing_tokens).map(<[TokenId]>::to_vec);
-                match (self.end_reason(), closing_tokens) {
-                    (Some(end_reason), _) => self.finish(end_reason),
-                    (None, Some(closing_tokens)) => self.force(closing_tokens, self.budget.step() + 1),
-                    (None, None) => match self.sequence.make_room(1) {
-                        Ok(has_evicted) => {
-                            if has_evicted {
-                                // The logits after forced tokens, and their attention, belong to the longer sequence.
-                                self.step_logits.discard_end();
-                            }
-                            self.continue_from_end();
-                        }
-                        Err(message) => self.finish(EndReason::new(FinishReason::Length, message)),
-                    },
-                }
-            }
-        }
-    }
-
-    /// Continues at the end of the sequence: immediately if its logits are saved, otherwise after a decode.
-    pub(super) fn continue_from_end(&mut self) {
-        if self.step_logits.saved().is_some() {
-            self.begin_step();
-        } else {
-            let last = self.sequence.len() - 1;
-            self.sequence.decode_from(last);
-            self.state = RunState::Decode { outputs_from: last };
-            self.sampler.prepare();
-        }
-    }
-
-    /// Begins a step with the logits at the end of the sequence: records the `ForwardPass` event.
-    pub(super) fn begin_step(&mut self) {
+    /// Enters the `ForwardPass` event, which begins a step with the logits at the end of the sequence.
+    pub(super) fn enter_forward_pass(&mut self) {
         let step = self.budget.step() + 1;
         if !self.budget.permits(step) {
             return self.finish_at_last_step();
@@ -87,9 +42,10 @@ impl Run {
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::ForwardPass, order, step));
     }
 
-    fn sample(&mut self, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
+    /// Samples a token and enters the `Sampled` event.
+    pub(super) fn sample(&mut self, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
         let Self { step_logits, sampler, sequence, view, .. } = self;
-        let (logits, temperature) = (step_logits.logits(new_logits), step_logits.temperature());
+        let (logits, temperature) = (step_logits.edited_or_model_logits(new_logits), step_logits.temperature());
         let (draw, redraws) = match sampler.draw(logits, sequence.tokens(), temperature, &view.vocabulary, candidates) {
             Ok(draw) => draw,
             Err(message) => {
@@ -97,7 +53,7 @@ impl Run {
                 return self.finish(EndReason { fault, ..EndReason::new(FinishReason::Error, message) });
             }
         };
-        let raw = self.step_logits.raw(new_logits);
+        let raw = self.step_logits.model_logits(new_logits);
         let distribution = self.step_logits.distribution().unwrap_or_else(|| TokenDistribution::new(raw));
         let measured = self.measurer.measure(distribution, raw, draw.token);
         let recorded = self.event_buffer.is_recorded();
@@ -127,44 +83,29 @@ impl Run {
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Sampled, order, step));
     }
 
-    fn append_drawn(&mut self) {
+    /// Appends the sampled token and enters the `Added` event.
+    pub(super) fn append_drawn(&mut self) {
         let Some((drawn, top)) = self.step_logits.take_drawn() else { return self.continue_from_end() };
-        self.step_logits.discard_end();
+        self.step_logits.discard_model_logits();
         self.attention.push_drawn();
         self.sequence.push(drawn.token);
-        self.record_added(vec![drawn], Some(top), false, self.budget.step());
+        self.enter_added(vec![drawn], Some(top), None, self.budget.step());
     }
 
-    /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the
-    /// `Added` event. `top` are the most probable tokens at the position of a single drawn token.
-    pub(super) fn record_added(
+    /// Enters the `Added` event of tokens that were appended to the sequence. `top` are the most probable tokens at the
+    /// position of a single drawn token; `None` for forced tokens. `note` is recorded with forced tokens.
+    pub(super) fn enter_added(
         &mut self,
         mut tokens: Vec<TokenMeasurement>,
         top: Option<Vec<Alternative>>,
-        forced: bool,
+        note: Option<String>,
         step: u32,
     ) {
         self.timing.mark_token();
         self.budget.update_longest(self.sequence.answer_len(), step);
-        let note = self.process_tokens(&mut tokens, forced);
-        let stopped_by = self.answer.text().stopped_by();
-        let ends_generation = tokens.last().is_some_and(|measured| self.view.ends_answer(measured.token));
-        let position = self.sequence.len() - tokens.len();
-        let evicted = self.sequence.take_unreported_eviction();
-        let order = self.event_buffer.event(EventType::Added, step, |event| {
-            event.added_tokens = Some(tokens.iter().map(|measured| measured.token).collect());
-            event.added_token_count = Some(tokens.len() as i32);
-            event.forced = Some(forced);
-            event.measured = Some(Box::new(Measurements {
-                position: Some(position as u32),
-                tokens: tokens.clone(),
-                stopped_by,
-                evicted,
-                note,
-                ends_generation,
-                ..Measurements::default()
-            }));
-        });
+        let forced = top.is_none();
+        let note = self.process_tokens(&mut tokens).or(note);
+        let order = self.record_added_event(&tokens, forced, note, step);
         (self.added.count, self.added.forced) = (tokens.len(), forced);
         if !self.dispatch.is_empty() {
             self.added.logprobs.clear();
@@ -175,18 +116,51 @@ impl Run {
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Added, order, step));
     }
 
+    fn record_added_event(
+        &mut self,
+        tokens: &[TokenMeasurement],
+        forced: bool,
+        note: Option<String>,
+        step: u32,
+    ) -> i32 {
+        let text = self.answer.text();
+        // A stop string in tokens that mods will remove does not end the run.
+        let is_stopped = text.is_stopped(self.dispatch.kept_tokens(self.sequence.answer_len()));
+        let stopped_by = is_stopped.then(|| text.stopped_by()).flatten();
+        let ends_generation = tokens.last().is_some_and(|measured| self.view.ends_answer(measured.token));
+        let position = self.sequence.len() - tokens.len();
+        let evicted = self.sequence.take_unreported_eviction();
+        self.event_buffer.event(EventType::Added, step, |event| {
+            event.added_tokens = Some(tokens.iter().map(|measured| measured.token).collect());
+            event.added_token_count = Some(tokens.len() as i32);
+            event.forced = Some(forced);
+            event.measured = Some(Box::new(Measurements {
+                position: Some(position as u32),
+                tokens: tokens.to_vec(),
+                stopped_by,
+                evicted,
+                note,
+                ends_generation,
+                ..Measurements::default()
+            }));
+        })
+    }
+
     /// Updates text, reasoning, sampler and constraint with the appended tokens, and sets the texts of the tokens.
-    /// Returns a note for the trace.
-    pub(super) fn process_tokens(&mut self, tokens: &mut [TokenMeasurement], forced: bool) -> Option<String> {
+    /// Returns a note if the constraint does not permit a token.
+    pub(super) fn process_tokens(&mut self, tokens: &mut [TokenMeasurement]) -> Option<String> {
         for measured in &mut *tokens {
             let hidden = self.is_hidden(measured.token);
             let vocabulary = &self.view.vocabulary;
-            let text = self.answer.push(vocabulary.piece(measured.token), hidden);
+            let piece = vocabulary.piece(measured.token);
+            let text = self.answer.push(piece, hidden);
+            if let Some(reasoning) = &mut self.reasoning {
+                reasoning.push(piece);
+            }
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
             measured.text = without_nul(std::mem::take(&mut measured.text));
         }
-        let reasoning_note = self.update_reasoning(tokens, forced);
-        self.accept_tokens(tokens).or(reasoning_note)
+        self.accept_tokens(tokens)
     }
 
     /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit a
@@ -209,47 +183,38 @@ impl Run {
         note
     }
 
-    /// Updates the reasoning budget with the appended tokens. Returns a note if they are the tokens that end the
-    /// reasoning.
-    fn update_reasoning(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
-        let reasoning = self.reasoning.as_mut()?;
-        let note = (forced && reasoning.closing_tokens().is_some()).then(|| reasoning.note());
-        for measured in tokens {
-            reasoning.push(self.view.vocabulary.piece(measured.token));
-        }
-        note
+    /// Releases the text that is not held back. The tokens that mods will remove are also held back: their number grows
+    /// with each token, but a mod's holdback changes only when the mod is called.
+    pub(super) fn release_text(&mut self) {
+        let generated = self.sequence.answer_len();
+        let holdback = self.dispatch.holdback().max(generated - self.dispatch.kept_tokens(generated));
+        let ends = self.unreleased_ends_generation();
+        let delta = self.answer.take_releasable(holdback, ends);
+        self.release(delta);
     }
 
-    /// Sends the client the text that is not held back.
-    pub(super) fn send_text(&mut self) {
-        let ends = self.unsent_ends_generation();
-        let delta = self.answer.take_sendable(self.dispatch.holdback(), self.sequence.answer_len(), ends);
-        self.send(delta);
-    }
-
-    /// Sends the client all text that was held back.
-    pub(super) fn send_remaining(&mut self) {
-        let ends = self.unsent_ends_generation();
-        let delta = self.answer.take_remaining(self.sequence.answer_len(), ends);
-        self.send(delta);
+    /// Releases all text that was held back.
+    pub(super) fn release_remaining(&mut self) {
+        let ends = self.unreleased_ends_generation();
+        let delta = self.answer.take_remaining(ends);
+        self.release(delta);
     }
 
     /// Discards all text that was held back: the client must not receive it.
-    pub(super) fn discard_unsent(&mut self) {
-        self.answer.discard_unsent(self.sequence.answer_len());
+    pub(super) fn discard_unreleased(&mut self) {
+        self.answer.discard_unreleased();
         self.attention.truncate(0);
     }
 
-    fn send(&mut self, delta: Option<TextDelta>) {
+    /// Moves a delta to the outbox, from which the scheduler sends it.
+    fn release(&mut self, delta: Option<TextDelta>) {
         let Some(mut delta) = delta else { return };
-        if self.request.report.per_token {
-            delta.rows = self.attention.take(delta.tokens.len());
-        }
+        delta.rows = self.attention.take(delta.tokens.len());
         self.outbox.push(Output::Text(delta));
     }
 
-    fn unsent_ends_generation(&self) -> bool {
-        self.answer.last_unsent().is_some_and(|token| self.view.ends_answer(token))
+    fn unreleased_ends_generation(&self) -> bool {
+        self.answer.last_unreleased().is_some_and(|token| self.view.ends_answer(token))
     }
 
     fn is_hidden(&self, token: TokenId) -> bool {

@@ -23,8 +23,8 @@ pub struct TokenAttention {
     ready: Vec<(i32, Arc<AttentionRow>)>,
     /// Rows of tokens that are about to be appended.
     drawn: Vec<Option<Arc<AttentionRow>>>,
-    /// Rows of tokens that were not sent yet, in order.
-    unsent: VecDeque<Option<Arc<AttentionRow>>>,
+    /// Rows of tokens that were not released yet, in order.
+    unreleased: VecDeque<Option<Arc<AttentionRow>>>,
     /// Bytes of the recorded rows of selected heads.
     head_bytes: u64,
 }
@@ -87,17 +87,17 @@ impl TokenAttention {
     pub fn queue(&mut self, tokens: usize) {
         if self.sent {
             self.drawn.resize(tokens, None);
-            self.unsent.extend(self.drawn.drain(..));
+            self.unreleased.extend(self.drawn.drain(..));
         }
     }
 
-    /// Keeps only the rows of the first `unsent` unsent tokens.
-    pub fn truncate(&mut self, unsent: usize) {
-        self.unsent.truncate(unsent);
+    /// Keeps only the rows of the first `unreleased` unreleased tokens.
+    pub fn truncate(&mut self, unreleased: usize) {
+        self.unreleased.truncate(unreleased);
     }
 
-    /// Takes the rows of the first unsent tokens.
+    /// Takes the rows of the first unreleased tokens.
     pub fn take(&mut self, tokens: usize) -> Vec<Option<Arc<AttentionRow>>> {
-        self.unsent.drain(..tokens.min(self.unsent.len())).collect()
+        self.unreleased.drain(..tokens.min(self.unreleased.len())).collect()
     }
 }

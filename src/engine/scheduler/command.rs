@@ -1,19 +1,27 @@
 //! Commands to the decode thread.
 
+use super::queue_place::QueuePlace;
 use crate::engine::kv::error::SlotError;
 use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
 use crate::engine::output::{EndReasoningOutcome, Output, RunProgress};
 use crate::engine::run::Run;
 use crate::engine::run::parameter_change::ParameterChange;
-use crate::events::{EndCause, RunId, Scope, Signal, Tenant};
+use crate::events::{EndCause, RunId, Scope, Tenant};
 use crate::mods::Reply;
+use crate::recording::Signal;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Command to the decode thread.
 pub enum Command {
-    /// A new run, its client, and its start signal if that did not fit into the recorder's channel.
-    Submit(Box<Run>, mpsc::Sender<Output>, Option<Signal>),
+    /// A new run.
+    Submit {
+        run: Box<Run>,
+        client: mpsc::Sender<Output>,
+        /// Signal that the run has started, if it did not fit into the recorder's channel.
+        unsent_start: Option<Signal>,
+        place: QueuePlace,
+    },
     /// Reply of a mod to the call with this number.
     Reply(RunId, u64, Reply),
     /// Request to control an active run.

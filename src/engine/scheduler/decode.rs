@@ -39,14 +39,14 @@ pub fn decode(
             scheduled.run.set_captures(captures.take(index));
             scheduled.run.on_logits(position, kv.logits(index), resources);
         }
-        deliver_draft(&part, kv, slots, resources, &mut captures);
+        deliver_draft_logits(&part, kv, slots, resources, &mut captures);
         wipe_invalid_state(part.slot, kv, slots);
     }
     true
 }
 
 /// Passes the logits after the drafted tokens of a part to its run.
-fn deliver_draft(
+fn deliver_draft_logits(
     part: &BatchPart,
     kv: &mut KvSlots<'_>,
     slots: &mut RunSlots,
@@ -61,24 +61,24 @@ fn deliver_draft(
         if scheduled.run.awaited_mod().is_some() {
             // The next decode overwrites the logits before the mod replies.
             scheduled.speculation.pending_draft.push_back((drafted, kv.logits(index).to_vec()));
-        } else if !scheduled.deliver_drafted(drafted, kv.logits(index), resources) {
+        } else if !scheduled.accept_token(drafted, kv.logits(index), resources) {
             break;
         }
     }
 }
 
-/// Delivers the logits that were kept for runs whose mods have replied since. Returns `false` if there are none.
-pub fn deliver_pending_drafts(kv: &mut KvSlots<'_>, slots: &mut RunSlots, resources: &mut RunResources) -> bool {
-    let mut delivered = false;
+/// Continues with the drafts of runs whose mods have replied. Returns `false` if there are none.
+pub fn resume_drafts(kv: &mut KvSlots<'_>, slots: &mut RunSlots, resources: &mut RunResources) -> bool {
+    let mut resumed = false;
     for index in 0..slots.len() {
         let Some(scheduled) = slots.get_mut(index) else { continue };
         if scheduled.is_ready() && !scheduled.speculation.pending_draft.is_empty() {
-            scheduled.deliver_pending_draft(resources);
+            scheduled.resume_draft(resources);
             wipe_invalid_state(index, kv, slots);
-            delivered = true;
+            resumed = true;
         }
     }
-    delivered
+    resumed
 }
 
 /// Discards a slot's state if its run got logits that were NaN or infinite.
@@ -98,7 +98,7 @@ fn fail(parts: &[BatchPart], kv: &mut KvSlots<'_>, slots: &mut RunSlots, error: 
     for part in parts {
         kv.discard(part.slot);
         if let Some(scheduled) = slots.get_mut(part.slot) {
-            scheduled.run.sequence_mut().set_kv_len(0);
+            scheduled.run.sequence_mut().discard_kv();
             scheduled.run.abort(cause, error.to_string());
         }
     }

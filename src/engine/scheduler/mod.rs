@@ -13,6 +13,7 @@ mod model_drafts;
 mod plan;
 mod prefill;
 mod queue;
+pub mod queue_place;
 mod run_slots;
 mod runs;
 mod scheduled_run;
@@ -69,18 +70,18 @@ pub struct Scheduler<'model> {
 
 impl<'model> Scheduler<'model> {
     /// Creates the state of a decode thread without runs. The replies of mods are sent through the channel of the
-    /// commands, too. `waiting` counts the runs that were submitted and have no slot.
+    /// commands, too. `queue_places` counts the places in the queue.
     pub fn new(
         kv: KvSlots<'model>,
         draft_context: Option<DraftContext<'model>>,
         options: EngineOptions,
         (commands, inbox): (Sender<Command>, Receiver<Command>),
         recording: Recording,
-        waiting: Arc<AtomicUsize>,
+        queue_places: Arc<AtomicUsize>,
         status: Arc<EngineStatus>,
     ) -> Self {
         Self {
-            runs: ScheduledRuns::new(options.parallel, waiting),
+            runs: ScheduledRuns::new(options.parallel, queue_places),
             tasks: SlotTasks::default(),
             inbox,
             recording,
@@ -100,7 +101,12 @@ impl<'model> Scheduler<'model> {
             self.reassign_slots();
             // Commands and started runs may have added outputs; a run with unsent outputs is not ready for a decode.
             self.serve_clients();
-            self.deliver_pending_drafts();
+            // Before the plan of the batch, which continues after the accepted tokens.
+            if !self.recording.has_pending()
+                && decode::resume_drafts(&mut self.kv, &mut self.runs.slots, &mut self.resources)
+            {
+                self.record_and_serve(false);
+            }
             let parts = self.plan_batch();
             self.publish_status();
             if !parts.is_empty() {
@@ -126,16 +132,6 @@ impl<'model> Scheduler<'model> {
         self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
     }
 
-    /// Passes the logits that were kept during a mod call to runs whose mods have replied. This precedes the plan of the
-    /// batch, which continues after the accepted tokens.
-    fn deliver_pending_drafts(&mut self) {
-        if !self.recording.has_pending()
-            && decode::deliver_pending_drafts(&mut self.kv, &mut self.runs.slots, &mut self.resources)
-        {
-            self.record_and_serve(false);
-        }
-    }
-
     /// Plans the next batch. Returns no parts while the recorder's channel is full, so that nothing is decoded.
     fn plan_batch(&mut self) -> Vec<BatchPart> {
         if self.recording.has_pending() {
@@ -157,8 +153,8 @@ impl<'model> Scheduler<'model> {
         self.record_and_serve(elapsed > SLOW_DECODE);
     }
 
-    /// Records the events that are due, or `everything`, and then sends the outputs: in this order, so that a client that
-    /// reads its run finds the tokens that it has received.
+    /// Records the events that are due, or `everything`, and then sends the outputs. With `everything`, a client that
+    /// reads its run finds the tokens that it has received; otherwise the newest events may not be recorded yet.
     fn record_and_serve(&mut self, everything: bool) {
         self.flush_events(everything);
         self.serve_clients();
@@ -230,13 +226,13 @@ impl<'model> Scheduler<'model> {
     /// Handles a command. Returns `false` to stop.
     fn handle_command(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit(run, client, started) => {
-                if let Some(started) = started {
-                    self.recording.send(started);
+            Command::Submit { run, client, unsent_start, place } => {
+                if let Some(start) = unsent_start {
+                    self.recording.send(start);
                 }
                 self.arrivals += 1;
                 let speculation = RunSpeculation::new(self.options.speculation.min_match);
-                self.runs.queue.push(ScheduledRun::new(run, client, self.arrivals, speculation));
+                self.runs.queue.push(ScheduledRun::new(run, client, self.arrivals, speculation), place);
             }
             Command::Control(id, request, response) => {
                 if let Some(progress) = self.runs.control(id, request) {
@@ -319,8 +315,7 @@ impl<'model> Scheduler<'model> {
 
     /// Records the last items and the end of a run, and frees its slot.
     fn finish_run(&mut self, index: usize) {
-        if let Some(mut scheduled) = self.runs.slots.release(index, &mut self.kv) {
-            scheduled.count_end(&self.status);
+        if let Some(scheduled) = self.runs.slots.release(index, &mut self.kv) {
             scheduled.run.record_end(&mut self.recording);
         }
     }
@@ -329,14 +324,12 @@ impl<'model> Scheduler<'model> {
     fn stop(mut self) {
         let message = "the server is shutting down";
         while let Some(mut scheduled) = self.runs.pop_without_slot() {
-            scheduled.abort(EndCause::Shutdown, message);
-            scheduled.flush_outbox();
+            scheduled.end_at_once(EndCause::Shutdown, message, &self.status);
             scheduled.run.record_end(&mut self.recording);
         }
         for index in 0..self.runs.slots.len() {
             if let Some(scheduled) = self.runs.slots.get_mut(index) {
-                scheduled.abort(EndCause::Shutdown, message);
-                scheduled.flush_outbox();
+                scheduled.end_at_once(EndCause::Shutdown, message, &self.status);
             }
             self.finish_run(index);
         }

@@ -207,11 +207,11 @@ impl BatchPlanner {
 /// Returns true if a new run should wait until an earlier run has decoded a common prefix of their prompts, to copy its
 /// state. A copy must save `min_saved` or more tokens.
 fn awaits_prefix(kv: &KvSlots<'_>, slots: &RunSlots, index: usize, min_saved: usize) -> bool {
-    let Some(scheduled) = slots.get(index).filter(|scheduled| !scheduled.has_state()) else { return false };
+    let Some(scheduled) = slots.get(index).filter(|scheduled| !scheduled.owns_kv()) else { return false };
     let Some(outputs_from) = scheduled.run.logits_from() else { return false };
     let prompt = scheduled.run.prompt_view();
     (0..slots.len()).filter_map(|slot| Some((slot, slots.get(slot)?))).any(|(slot, source)| {
-        let is_decoding_prompt = source.has_state()
+        let is_decoding_prompt = source.owns_kv()
             && source.arrival() < scheduled.arrival()
             && source.is_ready()
             && !source.run.has_decoded_prompt()
@@ -229,21 +229,23 @@ fn awaits_prefix(kv: &KvSlots<'_>, slots: &RunSlots, index: usize, min_saved: us
 fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut RunSlots, index: usize) {
     let Some(scheduled) = slots.get_mut(index) else { return };
     let Some(outputs_from) = scheduled.run.logits_from() else { return };
-    let is_first = scheduled.begin_decode();
-    if is_first {
-        let kv_len = kv.reuse(index, scheduled.run.prompt_view(), outputs_from);
-        scheduled.run.sequence_mut().set_kv_len(kv_len);
-    }
+    // The truncation below removes the tokens of a draft.
+    scheduled.speculation.pending_draft.clear();
+    let is_first = scheduled.take_over_kv();
+    let kv_len = if is_first {
+        kv.reuse(index, scheduled.run.prompt_view(), outputs_from)
+    } else {
+        scheduled.run.sequence().kv_len()
+    };
     let needs_cells_in_order = scheduled.run.request().attention;
     let sequence = scheduled.run.sequence_mut();
-    let removals = sequence.take_kv_removals();
-    let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_cells_in_order);
+    let kv_len = kv.apply_removals(index, sequence.take_kv_removals(), kv_len, needs_cells_in_order);
     sequence.set_kv_len(kv.truncate(index, kv_len));
     if is_first && kv.uses_checkpoints() {
         scheduled.run.plan_checkpoints(outputs_from);
     }
-    if is_first && !scheduled.was_preempted() {
-        scheduled.run.sequence_mut().count_cached_tokens();
+    // Only before the first decode of the run, which may have been preempted before.
+    if scheduled.run.sequence_mut().count_cached_tokens() {
         scheduled.run.report_progress();
         // A run with unsent outputs is left out of the batch.
         scheduled.flush_outbox();

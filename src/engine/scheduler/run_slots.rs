@@ -75,8 +75,8 @@ impl RunSlots {
     /// Takes the run out of its slot. The slot keeps the run's KV state.
     pub fn release(&mut self, index: usize, kv: &mut KvSlots<'_>) -> Option<ScheduledRun> {
         let mut scheduled = self.0[index].take()?;
-        // A run that has not decoded has not changed the slot's state.
-        if scheduled.has_state() {
+        // Otherwise the slot still has the state of an earlier run.
+        if scheduled.owns_kv() {
             kv.release(index, scheduled.run.take_released_state());
         }
         Some(scheduled)

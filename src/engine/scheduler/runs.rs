@@ -30,9 +30,9 @@ pub struct ScheduledRuns {
 }
 
 impl ScheduledRuns {
-    /// Creates `slots` free slots. `waiting` counts the runs that were submitted and have no slot.
-    pub fn new(slots: u32, waiting: Arc<AtomicUsize>) -> Self {
-        Self { slots: RunSlots::new(slots), queue: RunQueue::new(waiting), preempted: Vec::new() }
+    /// Creates `slots` free slots. `queue_places` counts the places in the queue.
+    pub fn new(slots: u32, queue_places: Arc<AtomicUsize>) -> Self {
+        Self { slots: RunSlots::new(slots), queue: RunQueue::new(queue_places), preempted: Vec::new() }
     }
 
     /// Returns true if there are runs that are not queued.
@@ -84,9 +84,7 @@ impl ScheduledRuns {
             let Some(mut scheduled) = self.queue.remove(at) else { break };
             let event = if scheduled.was_preempted() { "resumed" } else { "started" };
             scheduled.run.abort(EndCause::Disconnect, format!("the client disconnected before the run {event}"));
-            if scheduled.was_preempted() {
-                scheduled.count_end(status);
-            }
+            scheduled.count_end(status);
             scheduled.run.record_end(recording);
         }
     }
@@ -97,7 +95,8 @@ impl ScheduledRuns {
         for scheduled in self.slots.runs_mut().chain(&mut self.preempted) {
             if let Some(time) = scheduled.unread_time(now).filter(|&time| time >= max_time) {
                 let (time, max) = (time.as_secs(), max_time.as_secs());
-                scheduled.end_unread(format!("the client did not read for {time} s; the maximum is {max} s"), status);
+                let message = format!("the client did not read for {time} s; the maximum is {max} s");
+                scheduled.end_at_once(EndCause::Disconnect, message, status);
             }
         }
     }
@@ -139,7 +138,7 @@ impl ScheduledRuns {
         if let Some((time, scheduled)) = unread.max_by_key(|&(time, _)| time) {
             let time = time.as_secs();
             let message = format!("the client did not read for {time} s while other runs waited for a slot");
-            scheduled.end_unread(message, status);
+            scheduled.end_at_once(EndCause::Disconnect, message, status);
         }
     }
 

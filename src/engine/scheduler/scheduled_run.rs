@@ -29,8 +29,8 @@ pub struct ScheduledRun {
     arrival: u64,
     /// Number of the last partial batch that included the run.
     last_partial_batch: u64,
-    /// True after the prompt was matched with the slot's KV state.
-    has_state: bool,
+    /// True if the slot's KV state is that of this run.
+    owns_kv: bool,
     was_preempted: bool,
     pause: Option<Pause>,
     /// Time at which outputs began to wait for the client to read; `None` if none wait.
@@ -58,7 +58,7 @@ impl ScheduledRun {
             slot: None,
             arrival,
             last_partial_batch: 0,
-            has_state: false,
+            owns_kv: false,
             was_preempted: false,
             pause: None,
             unread_since: None,
@@ -82,9 +82,9 @@ impl ScheduledRun {
         self.was_preempted
     }
 
-    /// Returns true after the prompt was matched with the slot's KV state.
-    pub fn has_state(&self) -> bool {
-        self.has_state
+    /// Returns true if the slot's KV state is that of this run, and not that of an earlier one.
+    pub fn owns_kv(&self) -> bool {
+        self.owns_kv
     }
 
     /// Returns true if the client has disconnected.
@@ -102,10 +102,9 @@ impl ScheduledRun {
         self.last_partial_batch = number;
     }
 
-    /// Begins the preparation of a decode. Returns true if it is the first one in the slot.
-    pub fn begin_decode(&mut self) -> bool {
-        self.speculation.pending_draft.clear();
-        let is_first = !std::mem::replace(&mut self.has_state, true);
+    /// Makes the slot's KV state that of this run. Returns false if it already was.
+    pub fn take_over_kv(&mut self) -> bool {
+        let is_first = !std::mem::replace(&mut self.owns_kv, true);
         if is_first {
             self.speculation.free_tokens = self.run.sequence().len();
         }
@@ -114,12 +113,12 @@ impl ScheduledRun {
 
     /// Returns true if the run needs a decode and nothing delays it.
     pub fn is_ready(&self) -> bool {
-        self.run.needs_decode() && !self.run.has_outputs() && !self.is_paused()
+        self.run.needs_decode() && !self.run.has_outputs() && !self.is_held_by_pause()
     }
 
     /// Returns true if the run has outputs to send or needs a decode.
     pub fn has_work(&self) -> bool {
-        self.run.has_outputs() || (!self.is_paused() && self.run.needs_decode())
+        self.run.has_outputs() || (!self.is_held_by_pause() && self.run.needs_decode())
     }
 
     /// Sends outputs while the client has room.
@@ -165,9 +164,9 @@ impl ScheduledRun {
         self.run.has_outputs() && !self.client.is_closed()
     }
 
-    /// Passes the logits after a drafted token to the run. Returns `false` if the token is rejected: the run has not
-    /// sampled it.
-    pub fn deliver_drafted(&mut self, drafted: DraftedToken, logits: &[f32], resources: &mut RunResources) -> bool {
+    /// Accepts a drafted token if the run has sampled it, and passes the logits after it to the run. Returns `false` if the
+    /// token is rejected.
+    pub fn accept_token(&mut self, drafted: DraftedToken, logits: &[f32], resources: &mut RunResources) -> bool {
         let DraftedToken { position, token, next, captures } = drafted;
         if !self.run.continues_with(position, token) {
             return false;
@@ -181,13 +180,12 @@ impl ScheduledRun {
         true
     }
 
-    /// Passes the logits that were kept during a mod call to the run, until it waits for a mod again or rejects a
-    /// drafted token.
-    pub fn deliver_pending_draft(&mut self, resources: &mut RunResources) {
+    /// Continues with the draft that waited for a mod's reply, until the run waits for a mod again or rejects a token.
+    pub fn resume_draft(&mut self, resources: &mut RunResources) {
         while self.run.awaited_mod().is_none()
             && let Some((drafted, logits)) = self.speculation.pending_draft.pop_front()
         {
-            if !self.deliver_drafted(drafted, &logits, resources) {
+            if !self.accept_token(drafted, &logits, resources) {
                 self.speculation.pending_draft.clear();
             }
         }
@@ -208,17 +206,22 @@ impl ScheduledRun {
         self.unread_since.map(|since| now.duration_since(since))
     }
 
-    /// Ends the run because its client does not read. The client receives this end in place of the unsent outputs.
-    pub fn end_unread(&mut self, message: String, status: &EngineStatus) {
-        self.abort(EndCause::Disconnect, message.as_str());
+    /// Ends the run without waiting for the client to read. If the client has no room for all outputs, it receives the
+    /// aborted end in place of the rest.
+    pub fn end_at_once(&mut self, cause: EndCause, message: impl Into<String>, status: &EngineStatus) {
+        let message = message.into();
+        self.abort(cause, message.as_str());
         self.count_end(status);
-        if let Some(end) = self.run.end() {
+        self.flush_outbox();
+        if self.run.has_outputs()
+            && let Some(end) = self.run.end()
+        {
             // The run may have ended before, but the client lacks the rest of the answer.
             let mut end = RunEnd::clone(end);
-            end.set_aborted(EndCause::Disconnect, message);
+            end.set_aborted(cause, message);
             self.run.outbox().replace_with_end(Arc::new(end));
+            self.flush_outbox();
         }
-        self.flush_outbox();
     }
 
     /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
@@ -227,14 +230,14 @@ impl ScheduledRun {
             && (self.run.end().is_some() || (self.run.needs_decode() && self.run.is_between_tokens()))
     }
 
-    /// Returns true if the run is paused and no step is in progress.
-    pub fn is_paused(&self) -> bool {
+    /// Returns true if the run is paused and no step is in progress. A paused run first completes its step.
+    pub fn is_held_by_pause(&self) -> bool {
         self.pause.is_some() && self.run.is_between_tokens()
     }
 
     /// Returns true if the run has been paused for so long that it must release its slot.
     pub fn is_pause_expired(&self, now: Instant) -> bool {
-        self.is_paused()
+        self.is_held_by_pause()
             && self.pause.and_then(|pause| pause.keep_slot_until).is_some_and(|until| now >= until)
             && self.run.needs_decode()
             && !self.run.has_outputs()
@@ -247,10 +250,10 @@ impl ScheduledRun {
 
     /// Updates the run after it has lost its slot.
     pub fn preempt(&mut self, recording: &mut Recording) {
-        self.run.sequence_mut().set_kv_len(0);
+        self.run.sequence_mut().discard_kv();
         self.speculation.pending_draft.clear();
         self.slot = None;
-        self.has_state = false;
+        self.owns_kv = false;
         self.was_preempted = true;
         self.run.record(recording, true);
     }

@@ -78,27 +78,25 @@ impl<'model> DraftContext<'model> {
         main.check_draft(model)?;
         let (threads, threads_batch) =
             (draft.threads.unwrap_or(settings.threads), draft.threads_batch.unwrap_or(settings.threads_batch));
-        let mut draft_context = model
-            .context(&ContextOptions {
-                context_per_sequence: settings.ctx_size,
-                sequences: settings.parallel,
-                batch_size: settings.ubatch_size.max(settings.parallel * MAX_STEP_TOKENS as u32),
-                ubatch_size: settings.ubatch_size,
-                threads,
-                threads_batch,
-                attention: AttentionCapture::Off,
-                cache_type_k: draft.cache_type_k,
-                cache_type_v: draft.cache_type_v,
-                checkpoint_bytes: 0,
-            })
-            .map_err(|error| model.draft_error(error))?;
+        let has_enough_threads = threads.max(threads_batch) <= settings.threads.max(settings.threads_batch);
+        let options = ContextOptions {
+            context_per_sequence: settings.ctx_size,
+            sequences: settings.parallel,
+            batch_size: settings.ubatch_size.max(settings.parallel * MAX_STEP_TOKENS as u32),
+            ubatch_size: settings.ubatch_size,
+            threads,
+            threads_batch,
+            attention: AttentionCapture::Off,
+            cache_type_k: draft.cache_type_k,
+            cache_type_v: draft.cache_type_v,
+            checkpoint_bytes: 0,
+        };
+        let draft_context =
+            model.context(&options, has_enough_threads.then_some(context)).map_err(|error| model.draft_error(error))?;
         if !draft_context.are_all_prefixes_usable() {
             let reason = "it has recurrent layers or an attention window, so rejected tokens cannot be removed from its \
                           state; use a model without them";
             return Err(model.draft_error(reason));
-        }
-        if threads.max(threads_batch) <= settings.threads.max(settings.threads_batch) {
-            draft_context.share_threads(context);
         }
         Ok(Self {
             context: draft_context,

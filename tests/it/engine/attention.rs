@@ -3,8 +3,9 @@
 use super::{CompletedRun, act_once, added_at, request, test_engine, test_engine_with, with_mod};
 use std::time::Duration;
 use thunder::engine::{EngineOptions, Request};
-use thunder::events::{Signal, TraceItem};
+use thunder::events::TraceItem;
 use thunder::mods::Action;
+use thunder::recording::Signal;
 
 #[tokio::test]
 async fn attention_rows_are_distributions_over_earlier_positions() {

@@ -1,13 +1,13 @@
 //! Lists of forced tokens: decodes, limits, and ends during their decode.
 
 use super::{
-    CONTEXT, act_once, added_at, follow, is_at, request, request_tokens, test_engine, test_engine_with, with_mod,
+    CONTEXT, act_once, added_at, follow, is_at, model, request, request_tokens, test_engine, test_engine_with, with_mod,
 };
 use std::pin::pin;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::task::{Context, Waker};
-use thunder::engine::{EngineOptions, Limits, Output, Overflow, ReportOptions, Request, RunControl};
+use thunder::engine::{EngineOptions, Limits, Output, Overflow, ReasoningBudget, ReportOptions, Request, RunControl};
 use thunder::events::{EndCause, EventType, FinishReason, TokenId, TraceItem};
 use thunder::mods::{Action, Call};
 
@@ -109,4 +109,70 @@ async fn run_without_limits_ends_if_a_mod_backtracks_endlessly() {
         finish.message.as_deref(),
         Some("the answer did not exceed 5 tokens in the last 512 steps, and has 5 now; a mod may backtrack endlessly")
     );
+}
+
+/// Returns a request whose prompt ends within reasoning, and the tokens that end it.
+fn reasoning_request(budget: u32, max_tokens: u32) -> (Request, Vec<TokenId>) {
+    let closing_tokens = model().vocabulary().encode_markup_continuation("</think>");
+    let budget = ReasoningBudget {
+        tokens: budget,
+        open: "<think>".into(),
+        close: "</think>".into(),
+        closing_tokens: closing_tokens.clone(),
+        starts_in_reasoning: true,
+    };
+    (Request { reasoning_budget: Some(budget), ..request("<think>", max_tokens) }, closing_tokens)
+}
+
+#[tokio::test]
+async fn reasoning_without_a_budget_ends_at_the_prompt() {
+    let mut test_engine = test_engine(1, false).await;
+    let (request, closing_tokens) = reasoning_request(0, 8);
+    let result = test_engine.run(request).await;
+    assert_eq!((&result.generated()[..closing_tokens.len()], result.generated().len()), (&closing_tokens[..], 8));
+    // The probabilities of the prompt are also complete if tokens are forced after it.
+    let (mut request, _) = reasoning_request(0, 8);
+    request.prompt.extend([50, 51, 52]);
+    request.report = ReportOptions { prompt_probabilities: true, ..ReportOptions::default() };
+    let prompt: Vec<TokenId> = request.prompt.clone();
+    let mut output = test_engine.engine.submit(request).await.unwrap().output;
+    let Some(Output::PromptProbabilities(tokens)) = output.recv().await else { panic!("no probabilities") };
+    assert_eq!(tokens.iter().map(|token| token.measurement.token).collect::<Vec<_>>(), prompt[1..]);
+    // A request for no tokens only decodes the prompt.
+    let (request, _) = reasoning_request(0, 0);
+    let end = test_engine.run(Request { cache_prompt: false, ..request }).await.end;
+    assert_eq!((end.finish.reason, end.finish.usage.completion_tokens), (FinishReason::Length, 0));
+    assert!(end.finish.prompt_decoded > 0, "{end:?}");
+}
+
+#[tokio::test]
+async fn used_up_reasoning_budget_permits_no_token_after_a_backtrack() {
+    let mut test_engine = test_engine(1, false).await;
+    let (request, closing_tokens) = reasoning_request(2, 16);
+    let (start, end) = (2, 2 + closing_tokens.len());
+    let backtrack = Action::Backtrack { n: closing_tokens.len() as u32, tokens: Vec::new() };
+    let result = test_engine.run(with_mod(request, false, act_once(move |call| added_at(call, end), backtrack))).await;
+    assert_eq!(result.generated()[start..end], closing_tokens);
+    let removed = result
+        .items
+        .iter()
+        .filter(|item| matches!(item, TraceItem::Action(action) if action.backtrack_steps.is_some()));
+    assert_eq!(removed.count(), 1);
+}
+
+#[tokio::test]
+async fn note_of_the_reasoning_budget_belongs_to_its_own_tokens() {
+    let mut test_engine = test_engine(1, false).await;
+    let (request, closing_tokens) = reasoning_request(2, 16);
+    let force = act_once(|call| added_at(call, 2), Action::ForceTokens(vec![50, 51]));
+    let result = test_engine.run(with_mod(request, false, force)).await;
+    let mut forced = result.items.iter().filter_map(|item| match item {
+        TraceItem::Event(event) if event.forced == Some(true) => {
+            Some((event.added_tokens.as_deref().unwrap(), event.measured.as_ref().unwrap().note.as_deref()))
+        }
+        _ => None,
+    });
+    assert_eq!(forced.next(), Some((&[50, 51][..], None)));
+    let note = Some("the budget of 2 reasoning tokens is used up");
+    assert_eq!(forced.next(), Some((&closing_tokens[..], note)));
 }

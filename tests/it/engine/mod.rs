@@ -20,12 +20,13 @@ use std::sync::{Arc, Mutex};
 use thunder::engine::{
     Engine, EngineOptions, Limits, MAX_UNREAD_TIME, Output, Request, SamplingParams, SpeculationOptions,
 };
-use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem, system};
+use thunder::events::{EventType, RunEnd, Surface, TokenId, TraceItem, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 use thunder::mods::{
     Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModRef, Reply, ReplySender, RunView, SelectedMod,
 };
+use thunder::recording::Signal;
 use tokio::sync::mpsc;
 
 /// Tokens that a slot of a test engine holds.

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use thunder::engine::{Engine, Request};
-use thunder::events::{EventType, RunId, Signal, TraceItem};
+use thunder::events::{EventType, RunId, TraceItem};
 use thunder::mods::{
     Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Reply, ReplySender, RunView,
     SelectedMod,
 };
+use thunder::recording::Signal;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 

@@ -1,12 +1,13 @@
 //! Runs: numbering of events, control tokens, counts of prompt tokens, ends, shared batches, clients that
 //! disconnect or do not read.
 
+use super::slow_clients::with_silent_mod;
 use super::{TestEngine, added_at, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thunder::engine::{Limits, Output, Overflow, Request, RunActivity, RunControl, RunMetrics, SamplingParams};
 use thunder::events::{EndCause, EventType, FinishReason, RunEnd, TraceItem};
-use thunder::mods::Action;
+use thunder::mods::{Action, Reply};
 
 #[tokio::test]
 async fn run_is_reproducible_and_its_events_are_numbered_without_gaps() {
@@ -129,6 +130,25 @@ async fn preempted_run_that_continues_in_another_slot_reports_that_slot() {
     for control in [first, second] {
         control.stop(EndCause::ClientStop, "the test ends").await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn cached_tokens_of_a_run_that_is_preempted_before_its_first_decode_are_counted() {
+    let mut test_engine = test_engine(1, false).await;
+    let prompt = vec![6; 100];
+    test_engine.run(request_tokens(prompt.clone(), 1)).await;
+    let mut request = request_tokens(prompt, 1);
+    let pending = with_silent_mod(&mut request, EventType::Prefilled);
+    let run = test_engine.engine.submit(request).await.unwrap();
+    while pending.lock().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    run.control.pause(Duration::ZERO).await.unwrap();
+    pending.lock().unwrap().drain(..).for_each(|sender| sender.reply(Reply::default()));
+    wait_for_activity(&run.control, RunActivity::Preempted).await;
+    run.control.resume().await.unwrap();
+    let finish = follow(run.output).await.1.finish.clone();
+    assert_eq!((finish.usage.cached_tokens, finish.prompt_decoded), (99, 1));
 }
 
 #[tokio::test]

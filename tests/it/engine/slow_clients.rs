@@ -3,12 +3,13 @@
 use super::{TestEngine, follow, request_tokens, test_engine, test_engine_with};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use thunder::engine::{EngineOptions, Generation, Output, RunActivity};
-use thunder::events::{EndCause, EventType, FinishReason, RunEnd, RunStatus, Signal};
+use thunder::engine::{EngineOptions, Generation, Output, Request, RunActivity};
+use thunder::events::{EndCause, EventType, FinishReason, RunEnd, RunStatus};
 use thunder::mods::{
     Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Reply, ReplySender, RunView,
     SelectedMod,
 };
+use thunder::recording::Signal;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -128,8 +129,34 @@ async fn unread_runs_end_after_a_time_limit() {
     assert_eq!(recorded, [(0, cancelled), (1, cancelled), (2, done), (3, done)]);
 }
 
-/// A mod that does not reply to `Added` events.
-struct SilentMod(Arc<Mutex<Vec<ReplySender>>>);
+#[tokio::test]
+async fn client_that_does_not_read_receives_the_end_of_a_shutdown() {
+    let test_engine = test_engine(1, false).await;
+    let mut request = request_tokens(vec![5; 4], 400);
+    request.report.per_token = true;
+    let unread = test_engine.engine.submit(request).await.unwrap();
+    while unread.control.progress().await.unwrap().generated < 257 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    test_engine.engine.stop().await;
+    let (texts, end) = read_all(unread.output).await;
+    assert_eq!((texts, end.finish.cause), (256, Some(EndCause::Shutdown)));
+}
+
+/// A mod that does not reply to one type of event: the test has to use the senders.
+struct SilentMod {
+    event_type: EventType,
+    pending: Arc<Mutex<Vec<ReplySender>>>,
+}
+
+/// Adds a mod to a request that does not reply to events of this type. Returns the senders for its replies.
+pub fn with_silent_mod(request: &mut Request, event_type: EventType) -> Arc<Mutex<Vec<ReplySender>>> {
+    let pending = Arc::default();
+    let factory = Arc::new(SilentMod { event_type, pending: Arc::clone(&pending) });
+    let mod_ref = ModRef { name: "silent".into(), config: serde_json::Value::Null };
+    request.mods.push(SelectedMod { mod_ref, factory });
+    pending
+}
 
 impl ModFactory for SilentMod {
     fn describe(&self) -> ModDescription {
@@ -143,7 +170,7 @@ impl ModFactory for SilentMod {
         }
     }
     fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(Self(Arc::clone(&self.0))))
+        Ok(Box::new(Self { event_type: self.event_type, pending: Arc::clone(&self.pending) }))
     }
 }
 
@@ -152,10 +179,10 @@ impl ModInstance for SilentMod {
         EventSet::ALL
     }
     fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
-        if call.event_type() != EventType::Added {
+        if call.event_type() != self.event_type {
             return Some(Reply::default());
         }
-        self.0.lock().unwrap().push(new_sender());
+        self.pending.lock().unwrap().push(new_sender());
         None
     }
 }
@@ -210,12 +237,8 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     assert_disconnect_frees_slot(&mut test_engine, "after a queued run was cancelled", running, RunStatus::Cancelled)
         .await;
 
-    let pending_replies = Arc::default();
     let mut request_with_mod = long(500);
-    let factory = Arc::new(SilentMod(Arc::clone(&pending_replies)));
-    request_with_mod
-        .mods
-        .push(SelectedMod { mod_ref: ModRef { name: "silent".into(), config: serde_json::Value::Null }, factory });
+    let pending_replies = with_silent_mod(&mut request_with_mod, EventType::Added);
     let waiting = test_engine.engine.submit(request_with_mod).await.unwrap();
     while pending_replies.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;

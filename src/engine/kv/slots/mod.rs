@@ -1,7 +1,8 @@
 //! KV state of all slots: the llama context, the tokens of each of its sequences, and the host cache.
 //!
 //! The token list of a slot always equals the content of its sequence in the context; only this module changes them.
-//! Callers pass the tokens of a run and get back the number of tokens whose state is valid.
+//! Callers pass the tokens of a run and get back the number of tokens whose state is valid. A run counts only these: the
+//! slot may have more, such as rejected tokens of a draft, until the next truncation.
 
 mod common_chunks;
 mod prefix_match;

@@ -3,7 +3,7 @@
 use super::common_chunks::common_chunks;
 use super::{KvSlots, SlotState};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory, align};
-use crate::engine::kv::host_cache::CachedState;
+use crate::engine::kv::host_cache::{CachedState, MIN_STATE_TOKENS};
 use crate::engine::kv::prompt::{PromptView, SlotChoice, StateKey};
 use crate::events::TokenId;
 use crate::model::{ShiftError, common_prefix};
@@ -29,6 +29,16 @@ struct PrefixMatch {
     /// Matched tokens that the run can use: up to a position at which the state can be truncated, and only those before
     /// the first evicted message if the prompt is longer than the context.
     reusable: usize,
+}
+
+/// State from which a run starts.
+enum StateSource {
+    /// The slot's own state.
+    Own,
+    /// A copy of the state of this slot.
+    Slot(usize),
+    /// A state that was taken from the host cache.
+    Cached(Box<CachedState>),
 }
 
 impl KvSlots<'_> {
@@ -65,7 +75,7 @@ impl KvSlots<'_> {
             (entry, self.match_prefix(prompt, &entry.tokens, entry.key(), &entry.history, usable_prefix))
         });
         let best_entry = entries
-            .filter(|(entry, other)| other.reusable > prefix.reusable && entry.is_worth_copying(other.reusable))
+            .filter(|(entry, other)| entry.is_worth_restoring(other.reusable, prefix.reusable))
             .max_by_key(|(_, other)| other.reusable);
         Some(match best_entry {
             Some((entry, prefix)) => slot_choice(slot, prefix, &entry.history),
@@ -77,36 +87,20 @@ impl KvSlots<'_> {
     /// host cache, or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no
     /// decode, up to `outputs_from`. The caller truncates the state to them.
     pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
-        let slot = &self.slots[index];
-        let same_key = slot.key() == prompt.key;
-        let usable = |cached: &[TokenId]| if prompt.cache_prompt { common_prefix(cached, prompt.tokens) } else { 0 };
-        let mut matched = if same_key { usable(&slot.tokens) } else { 0 };
-        let kept = matched.min(outputs_from);
-        let usable_prefix =
-            if kept < slot.tokens.len() { self.context.usable_prefix(index as i32, kept) } else { kept };
-        if usable_prefix < kept {
-            matched = usable_prefix;
-        }
-        if is_mostly_unmatched(matched, &slot.tokens) {
-            self.store_in_host_cache(index);
-        }
-        let source = self.find_source(index, prompt, outputs_from, matched.min(outputs_from), None);
-        let known = source.map_or(matched.min(outputs_from), |(_, usable)| usable);
-        let cache_entry = self.find_in_host_cache(prompt, outputs_from, known);
-        if let Some((source, _)) = source.filter(|_| cache_entry.is_none()) {
-            matched = if self.copy_state(source, index) { usable(&self.slots[index].tokens) } else { 0 };
-        } else if let Some(at) = cache_entry
-            && let Some(entry) = self.host_cache.take(at)
-        {
-            matched = 0;
-            if self.load_from_host_cache(index, &entry) {
-                matched = usable(&entry.tokens);
-                if is_mostly_unmatched(matched, &entry.tokens) || !self.context.are_all_prefixes_usable() {
-                    // The slot loses the tokens after the match. A recurrent state cannot even return to the match
-                    // after a decode.
-                    self.host_cache.insert(entry);
-                }
+        let own = self.match_own(index, prompt, outputs_from);
+        let source = self.choose_source(index, prompt, outputs_from, own.min(outputs_from));
+        let replaced = if self.loses_state(index, own, &source) { self.save_for_host_cache(index) } else { None };
+        let mut matched = match source {
+            StateSource::Own => own,
+            StateSource::Slot(source) => {
+                self.copy_state(source, index);
+                common_prefix(&self.slots[index].tokens, prompt.tokens)
             }
+            StateSource::Cached(entry) => self.load_from_host_cache(index, *entry, prompt),
+        };
+        // Inserted last, as the newest state: it may be the only copy, while the slot now has the state of the source.
+        if let Some(replaced) = replaced {
+            self.host_cache.insert(replaced);
         }
         let StateKey { owner, adapters } = prompt.key;
         (self.slots[index].owner, self.slots[index].adapters) = (owner.cloned(), adapters.cloned());
@@ -136,15 +130,45 @@ impl KvSlots<'_> {
         if !prompt.cache_prompt {
             return false;
         }
-        let slot = &self.slots[index];
-        let same_key = slot.key() == prompt.key;
-        let own = if same_key { common_prefix(&slot.tokens, prompt.tokens).min(outputs_from) } else { 0 };
-        let own = if own < slot.tokens.len() { self.context.usable_prefix(index as i32, own) } else { own };
+        let own = self.match_own(index, prompt, outputs_from).min(outputs_from);
         let max_known = expected.saturating_sub(min_saved);
         let others = self.find_source(index, prompt, outputs_from, own, Some(source));
         others.map_or(own, |(_, usable)| usable) <= max_known
             && is_worth_copying(expected, own, expected)
             && self.find_in_host_cache(prompt, outputs_from, max_known).is_none()
+    }
+
+    /// Returns the number of tokens at the start that the prompt has in common with the slot's own state, or fewer if the
+    /// state cannot be cut there. `outputs_from` is the first token that must be decoded.
+    fn match_own(&self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
+        let slot = &self.slots[index];
+        if !prompt.cache_prompt || slot.key() != prompt.key {
+            return 0;
+        }
+        let matched = common_prefix(&slot.tokens, prompt.tokens);
+        let kept = matched.min(outputs_from);
+        let usable = if kept < slot.tokens.len() { self.context.usable_prefix(index as i32, kept) } else { kept };
+        if usable < kept { usable } else { matched }
+    }
+
+    /// Chooses the state with the most usable tokens for the prompt. `own` tokens of the slot's own state are usable.
+    fn choose_source(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize, own: usize) -> StateSource {
+        let slot = self.find_source(index, prompt, outputs_from, own, None);
+        let known = slot.map_or(own, |(_, usable)| usable);
+        let cached = self.find_in_host_cache(prompt, outputs_from, known).and_then(|at| self.host_cache.take(at));
+        match (cached, slot) {
+            (Some(entry), _) => StateSource::Cached(Box::new(entry)),
+            (None, Some((source, _))) => StateSource::Slot(source),
+            (None, None) => StateSource::Own,
+        }
+    }
+
+    /// Returns true if a run that starts from `source` replaces so much of the slot's own state that the host cache should
+    /// keep this. `own` tokens of it match the prompt.
+    fn loses_state(&self, index: usize, own: usize, source: &StateSource) -> bool {
+        let tokens = &self.slots[index].tokens;
+        let is_replaced = !matches!(source, StateSource::Own);
+        is_mostly_unmatched(own, tokens) || (is_replaced && tokens.len() - own >= MIN_STATE_TOKENS)
     }
 
     /// Returns the other slot, except `except`, with the most usable tokens for the prompt, and their number. Returns
@@ -172,7 +196,8 @@ impl KvSlots<'_> {
             .max_by_key(|&(_, usable)| usable)
     }
 
-    /// Returns the state in the host cache with the most usable tokens for the prompt, if there are more than `known`.
+    /// Returns the state in the host cache with the most usable tokens for the prompt, if it saves time compared with
+    /// using `known` tokens of another state.
     fn find_in_host_cache(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
         let usable_prefix =
             |entry: &CachedState, keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.metadata, keep);
@@ -180,11 +205,11 @@ impl KvSlots<'_> {
         prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.key, known, usable_prefix)).flatten()
     }
 
-    /// Replaces a slot's state with a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
+    /// Replaces a slot's state with a copy of another slot's. Leaves the slot empty if that fails.
     ///
     /// The state is saved and restored: this copies only the used cells, and puts each token into the cell of its
     /// position. llama.cpp's copy between sequences would copy the whole KV stream.
-    fn copy_state(&mut self, source: usize, index: usize) -> bool {
+    fn copy_state(&mut self, source: usize, index: usize) {
         let tokens = self.slots[source].tokens.clone();
         let metadata = self.context.metadata(source as i32).clone();
         let copied = self
@@ -192,14 +217,10 @@ impl KvSlots<'_> {
             .save(source as i32)
             .and_then(|state| self.context.restore(index as i32, &state, tokens.len() as u32, metadata));
         match copied {
-            Ok(()) => {
-                self.slots[index].tokens = tokens;
-                true
-            }
+            Ok(()) => self.slots[index].tokens = tokens,
             Err(error) => {
                 tracing::warn!(%error, source, slot = index, "slot state not copied");
                 self.discard(index);
-                false
             }
         }
     }
@@ -267,15 +288,15 @@ impl KvSlots<'_> {
         }
     }
 
-    /// Copies a slot's state to the host cache, if it fits and no cached state covers it.
-    fn store_in_host_cache(&mut self, index: usize) {
+    /// Returns a copy of a slot's state for the host cache; `None` if it does not fit or a cached state covers it.
+    fn save_for_host_cache(&mut self, index: usize) -> Option<CachedState> {
         let slot = &self.slots[index];
         if !self.host_cache.should_store(&slot.tokens, slot.key()) {
-            return;
+            return None;
         }
         let SlotState { owner, tokens, adapters, history, .. } = slot;
         match self.context.save(index as i32) {
-            Ok(state) => self.host_cache.insert(CachedState {
+            Ok(state) => Some(CachedState {
                 tokens: tokens.clone(),
                 owner: owner.clone(),
                 adapters: adapters.clone(),
@@ -283,29 +304,37 @@ impl KvSlots<'_> {
                 metadata: self.context.metadata(index as i32).clone(),
                 history: history.clone(),
             }),
-            Err(error) => tracing::warn!(%error, slot = index, "slot state not cached"),
+            Err(error) => {
+                tracing::warn!(%error, slot = index, "slot state not cached");
+                None
+            }
         }
     }
 
-    /// Restores a cached state into a slot. Returns `false` and leaves the slot empty if that fails.
-    fn load_from_host_cache(&mut self, index: usize, entry: &CachedState) -> bool {
-        let tokens = &mut self.slots[index].tokens;
-        match self.context.restore(index as i32, &entry.state, entry.tokens.len() as u32, entry.metadata.clone()) {
-            Ok(()) => {
-                tokens.clone_from(&entry.tokens);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(%error, slot = index, "cached state not restored");
-                tokens.clear();
-                false
-            }
+    /// Restores a state that was taken from the host cache into a slot, and puts it back if the run will change it.
+    /// Returns the number of tokens at the start that the prompt has in common with it; 0 if that fails, with an empty
+    /// slot.
+    fn load_from_host_cache(&mut self, index: usize, entry: CachedState, prompt: PromptView<'_>) -> usize {
+        let restored =
+            self.context.restore(index as i32, &entry.state, entry.tokens.len() as u32, entry.metadata.clone());
+        if let Err(error) = restored {
+            tracing::warn!(%error, slot = index, "cached state not restored");
+            self.discard(index);
+            return 0;
         }
+        self.slots[index].tokens.clone_from(&entry.tokens);
+        let matched = common_prefix(&entry.tokens, prompt.tokens);
+        // The slot loses the tokens after the match. A recurrent state cannot even return to the match after a decode.
+        if is_mostly_unmatched(matched, &entry.tokens) || !self.context.are_all_prefixes_usable() {
+            self.host_cache.insert(entry);
+        }
+        matched
     }
 }
 
-/// Returns true if copying a state of `length` tokens takes less time than decoding the tokens that it saves: the
-/// difference between its `usable` tokens and the `known` ones.
+/// Returns true if copying the state of another slot, which has `length` tokens, takes less time than decoding the tokens
+/// that it saves: the difference between its `usable` tokens and the `known` ones. A copy is slower than restoring a
+/// cached state, because the state is also saved.
 fn is_worth_copying(usable: usize, known: usize, length: usize) -> bool {
     let saved = usable.saturating_sub(known);
     saved >= MIN_COPY_TOKENS && 4 * saved >= length

@@ -1,8 +1,8 @@
 //! Images of a request: looked up and encoded before the run reaches the decode thread.
 
-use super::error::SubmitError;
-use super::request::Request;
-use super::{Engine, Inner};
+use crate::engine::error::SubmitError;
+use crate::engine::request::Request;
+use crate::engine::{Engine, Inner};
 use crate::model::llama::{Image, first_unknown_image};
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Checks of a request by the engine, before a run is created.
 
-use super::error::SubmitError;
-use super::kv::conversation;
-use super::request::{Overflow, Request};
-use super::{Engine, Inner, head_rows};
+use crate::engine::error::SubmitError;
+use crate::engine::kv::conversation;
+use crate::engine::request::{Overflow, Request};
+use crate::engine::{Engine, Inner, head_rows};
 
 impl Engine {
     /// Checks that the engine can serve the request, and applies the server's limits to it.

@@ -1,7 +1,7 @@
 //! Parameters of a run as they are recorded with its prompt. Mods receive them, too.
 
-use super::fork::ForkPoint;
-use super::request::{Limits, Overflow, ReasoningBudget, Request};
+use crate::engine::fork::ForkPoint;
+use crate::engine::request::{Limits, Overflow, ReasoningBudget, Request};
 use crate::events::{StoredHeads, TokenId};
 use crate::model::Model;
 use crate::model::grammar::Constraint;

@@ -1,13 +1,14 @@
-use super::{RunId, Scope, Signal, Tenant};
+use super::Signal;
+use crate::events::{RunId, Scope, Tenant};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Channel and registries that connect the engine to the recorder; cheap to clone. A recorder created from a channel
-/// alone gives no durability acks.
+/// The engine's side of the recorder: its channel and the registries that both share; cheap to clone. A handle created from a
+/// channel alone gives no durability acks.
 #[derive(Debug, Clone)]
-pub struct Recorder {
+pub struct RecorderHandle {
     /// Receives the signals of every recorded run.
     pub signals: mpsc::Sender<Signal>,
     /// Requests for durability acks; `None` if the recorder cannot give any.
@@ -16,7 +17,7 @@ pub struct Recorder {
     pub unstored: Option<UnstoredRuns>,
 }
 
-impl From<mpsc::Sender<Signal>> for Recorder {
+impl From<mpsc::Sender<Signal>> for RecorderHandle {
     fn from(signals: mpsc::Sender<Signal>) -> Self {
         Self { signals, durability_acks: None, unstored: None }
     }
@@ -34,6 +35,9 @@ pub enum NotStored {
     /// A part of the run was lost.
     #[error("a part of it could neither be stored nor spooled")]
     PartLost,
+    /// The database rejected a part of the run, which is kept in a file.
+    #[error("the database rejected a part of it, which is kept in a file of the spool folder")]
+    Rejected,
     /// The run was removed while it was generated.
     #[error("it was removed")]
     Removed,
