@@ -2,10 +2,10 @@
 //!
 //! The format is a header, then for each row the number of fields and for each field its length and bytes, all in network
 //! byte order, and a final row of −1 fields. An unfinished COPY leaves the connection unusable for other statements, so a
-//! future that may be dropped during a COPY holds a [`GuardedTransaction`], whose connection then does not return to the pool.
+//! future that may be dropped during a COPY uses [`PgPool::begin_for_copy`](super::pool::PgPool::begin_for_copy).
 //! Format: <https://www.postgresql.org/docs/current/sql-copy.html>.
 
-use super::pool::{PgConnection, PgPool};
+use super::pool::PgConnection;
 use super::table::Table;
 use chrono::{DateTime, Utc};
 use sqlx::encode::{Encode, IsNull};
@@ -39,34 +39,6 @@ pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<
     copy.send(chunk.as_slice()).await?;
     copy.finish().await?;
     Ok(())
-}
-
-/// A transaction on a pooled connection. Commit and rollback return the connection to the pool; dropping the
-/// transaction closes it.
-pub struct GuardedTransaction(PgConnection);
-
-impl GuardedTransaction {
-    /// Begins a transaction.
-    pub async fn begin(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        let mut connection = pool.acquire().await?;
-        connection.begin().await?;
-        Ok(Self(connection))
-    }
-
-    /// Returns the connection.
-    pub fn connection(&mut self) -> &mut PgConnection {
-        &mut self.0
-    }
-
-    /// Makes the changes permanent.
-    pub async fn commit(mut self) -> Result<(), sqlx::Error> {
-        self.0.end("commit").await
-    }
-
-    /// Undoes the changes.
-    pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
-        self.0.end("rollback").await
-    }
 }
 
 /// A value that binary COPY can encode.
@@ -183,8 +155,8 @@ impl<F: CopyField> CopyField for Option<F> {
 }
 
 fn bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    // Documents are limited to 64 MiB, so no field reaches 2 GiB.
-    out.extend_from_slice(&(bytes.len() as i32).to_be_bytes());
+    // PostgreSQL rejects fields of 1 GiB or more with an error that names the limit.
+    out.extend_from_slice(&i32::try_from(bytes.len()).unwrap_or(i32::MAX).to_be_bytes());
     out.extend_from_slice(bytes);
 }
 

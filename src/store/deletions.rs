@@ -7,6 +7,7 @@
 use super::pool::PgPool;
 use super::runs::{lock_ended, remove, request_id_owner};
 use super::scope::{owned, owners};
+use super::uuid_v7::{first_id_at, time_of};
 use super::{Error, Store};
 use crate::events::{RunId, Scope, system};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -42,17 +43,6 @@ impl Deletion {
         let remaining_ms = u64::try_from((undo_until - now).num_milliseconds()).unwrap_or(0);
         Self { deletion_id, runs, undo_until, remaining_ms }
     }
-}
-
-/// Returns the time of a `UUIDv7`, in milliseconds.
-fn time_of(id: Uuid) -> DateTime<Utc> {
-    let (seconds, nanos) = id.get_timestamp().map_or((0, 0), |time| time.to_unix());
-    DateTime::from_timestamp(i64::try_from(seconds).unwrap_or(0), nanos).unwrap_or_default()
-}
-
-/// Returns the smallest `UUIDv7` of a time.
-fn first_id(time: DateTime<Utc>) -> Uuid {
-    Uuid::from_u128(u128::from(u64::try_from(time.timestamp_millis()).unwrap_or(0)) << 80)
 }
 
 impl Store {
@@ -96,7 +86,7 @@ impl Store {
             " group by deletion order by deletion"
         );
         let rows: Vec<(Uuid, i64)> = sqlx::query_as(select)
-            .bind(first_id(now - UNDO_TIME))
+            .bind(first_id_at(now - UNDO_TIME))
             .bind(owners(scope))
             .fetch_all(&self.inner.pool)
             .await?;
@@ -159,7 +149,7 @@ pub(super) async fn seconds_until_removal(
 
 /// Removes the runs of all deletions that can no longer be undone; see [`Store::remove_deleted`].
 pub(super) async fn remove_deleted(pool: &PgPool, now: DateTime<Utc>) -> Result<u64, sqlx::Error> {
-    let end = first_id(now - UNDO_TIME - REMOVAL_DELAY);
+    let end = first_id_at(now - UNDO_TIME - REMOVAL_DELAY);
     let select = "select run_id from runs where deletion < $1 order by run_id limit $2";
     let mut removed = 0;
     loop {

@@ -1,12 +1,16 @@
 //! Files of images in prompts. A tenant stores each file once, and it is removed with the last run that refers to it.
 
 use super::pool::PgConnection;
-use super::scope::{owned, owners};
+use super::scope::owners;
 use super::text::clean;
 use super::{Error, Store};
 use crate::events::{ImageFile, RunId, RunStart, Scope, Tenant};
 use std::collections::BTreeMap;
 use uuid::Uuid;
+
+/// Statement that reads the image `$1` of the owners `$2`. The column `owner` is never null.
+const FIND: &str =
+    "select media_type, data from images where sha256 = $1 and ($2::text[] is null or owner = any($2)) limit 1";
 
 impl Store {
     /// Returns a recorded image of a run, by its SHA-256 in hexadecimal. The caller must have checked that the client may
@@ -33,9 +37,8 @@ impl Store {
     /// The database failed.
     pub async fn image(&self, scope: &Scope, sha256: &str) -> Result<Option<ImageFile>, Error> {
         let Some(hash) = hash_from_hex(sha256) else { return Ok(None) };
-        let find = concat!("select media_type, data from images where sha256 = $1 and ", owned!(2), " limit 1");
         let found: Option<(String, Vec<u8>)> =
-            sqlx::query_as(find).bind(hash).bind(owners(scope)).fetch_optional(&self.inner.pool).await?;
+            sqlx::query_as(FIND).bind(hash).bind(owners(scope)).fetch_optional(&self.inner.pool).await?;
         Ok(found.map(|found| image_file(sha256, found)))
     }
 }
@@ -106,8 +109,22 @@ fn hash_from_hex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::hash_from_hex;
+    use super::{FIND, hash_from_hex};
     use crate::events::hex;
+    use crate::store::test_store;
+
+    #[tokio::test]
+    async fn image_of_a_tenant_is_found_by_the_primary_key() {
+        let (_folder, store) = test_store::open().await;
+        let mut transaction = store.inner.pool.begin().await.unwrap();
+        sqlx::query("set local enable_seqscan = off").execute(&mut *transaction).await.unwrap();
+        let explain = format!("explain {}", FIND.replace("$1", "'ab'").replace("$2", "'{a,\"\"}'"));
+        let explain = sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(explain));
+        let plan = explain.fetch_all(&mut *transaction).await.unwrap().join("\n");
+        assert!(plan.contains("images_pkey") && plan.contains("(owner = ANY"), "{plan}");
+        drop(transaction);
+        store.close().await;
+    }
 
     #[test]
     fn hashes_have_64_digits_in_lower_case() {

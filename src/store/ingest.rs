@@ -1,7 +1,7 @@
 //! Storage of ingested trace documents.
 
-use super::copy::GuardedTransaction;
 use super::deletions::seconds_until_removal;
+use super::pool::PgConnection;
 use super::rows::{InsertMode, Rows};
 use super::runs::{RunSummary, by_id, request_id_owner, reserve_request_id, save};
 use super::servers::notification::RunNotification;
@@ -57,7 +57,7 @@ impl Store {
         {
             return Err(IngestError::Unavailable { retry_after_s });
         }
-        let ingested = ingested?;
+        let Some(ingested) = ingested? else { return Err(IngestError::Unavailable { retry_after_s: 1 }) };
         if ingested.created {
             self.inner.live.report_change(run_id, owner.clone(), RunStatus::Done);
             let change = RunNotification { run_id, status: Some(RunStatus::Done), owner };
@@ -67,37 +67,50 @@ impl Store {
         Ok(ingested)
     }
 
-    /// Writes the rows while the fingerprint and the run's own row are being prepared. Dropping this future during a COPY
-    /// closes the connection.
+    /// Writes the rows while the fingerprint and the run's own row are being prepared. Returns `None` if the `request_id`
+    /// belonged to a run that was removed meanwhile. Dropping this future during a COPY closes the connection.
     async fn insert(
         &self,
         scope: &Scope,
         run_id: RunId,
         document: Arc<Document>,
         prepared: JoinHandle<RunRow>,
-    ) -> Result<Ingested, IngestError> {
-        let prepared = async {
-            prepared.await.map_err(|error| IngestError::Refused(format!("the document cannot be replayed ({error})")))
-        };
-        let mut transaction = GuardedTransaction::begin(&self.inner.pool).await?;
-        let connection = transaction.connection();
+    ) -> Result<Option<Ingested>, IngestError> {
+        let mut transaction = self.inner.pool.begin_for_copy().await?;
         let request_id = &document.request.request_id;
-        // A concurrent insertion of the same id waits here until the first one has ended.
-        if !reserve_request_id(connection, request_id, run_id).await? {
-            let existing = request_id_owner(connection, request_id).await?;
-            let run = match &existing {
-                Some((run_id, _)) => by_id(connection, scope, *run_id).await?,
-                None => None,
-            };
-            transaction.rollback().await?;
-            // The run was deleted in the meantime, so the client can try again.
-            let Some((run_id, stored)) = existing else { return Err(IngestError::Unavailable { retry_after_s: 1 }) };
-            let conflict = IngestError::Conflict { request_id: request_id.clone() };
-            let (Some(run), Some(stored)) = (run, stored) else { return Err(conflict) };
-            let is_same = prepared.await?.fingerprint.is_some_and(|own| own[..] == *stored)
-                || is_export(document, &run, stored).await?;
-            return if is_same { Ok(Ingested { run_id, created: false }) } else { Err(conflict) };
+        let is_new = request_id_owner(&mut transaction, request_id).await?.is_none();
+        if is_new {
+            self.insert_items(&mut transaction, run_id, &document).await?;
         }
+        let row = prepared.await;
+        let row = row.map_err(|error| IngestError::Refused(format!("the document cannot be replayed ({error})")))?;
+        // As late as possible: other reservations of the same id, also those of live runs, wait for the end of the
+        // transaction.
+        if is_new && reserve_request_id(&mut transaction, request_id, run_id).await? {
+            save(&mut transaction, &row).await?;
+            transaction.commit().await?;
+            return Ok(Some(Ingested { run_id, created: true }));
+        }
+        let existing = request_id_owner(&mut transaction, request_id).await?;
+        let run = match &existing {
+            Some((run_id, _)) => by_id(&mut transaction, scope, *run_id).await?,
+            None => None,
+        };
+        transaction.rollback().await?;
+        let Some((run_id, stored)) = existing else { return Ok(None) };
+        let conflict = IngestError::Conflict { request_id: request_id.clone() };
+        let (Some(run), Some(stored)) = (run, stored) else { return Err(conflict) };
+        let is_same =
+            row.fingerprint.is_some_and(|own| own[..] == *stored) || is_export(document, &run, stored).await?;
+        if is_same { Ok(Some(Ingested { run_id, created: false })) } else { Err(conflict) }
+    }
+
+    async fn insert_items(
+        &self,
+        connection: &mut PgConnection,
+        run_id: RunId,
+        document: &Document,
+    ) -> Result<(), sqlx::Error> {
         let mut rows = Rows::new(if self.inner.uses_copy { InsertMode::Copy } else { InsertMode::New });
         for event in &document.events {
             rows.event(run_id, event);
@@ -115,10 +128,7 @@ impl Store {
             rows.action(run_id, index, action);
             rows.insert_if_large(connection).await?;
         }
-        rows.insert(connection).await?;
-        save(connection, &prepared.await?).await?;
-        transaction.commit().await?;
-        Ok(Ingested { run_id, created: true })
+        rows.insert(connection).await
     }
 }
 
@@ -142,4 +152,59 @@ fn summary(run_id: RunId, owner: Option<Tenant>, document: &Document) -> RunRow 
         summary.apply(&item);
     }
     summary.row()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::test_store;
+
+    fn document() -> Document {
+        Document::parse(include_bytes!("../../fixtures/sample_payload.json")).unwrap()
+    }
+
+    #[tokio::test]
+    async fn request_id_is_free_while_the_run_is_prepared() {
+        let (_folder, store) = test_store::open().await;
+        let (run_id, document) = (RunId::now(), Arc::new(document()));
+        let request_id = document.request.request_id.clone();
+        let row = summary(run_id, None, &document);
+        let (finish, finished) = tokio::sync::oneshot::channel();
+        let prepared = tokio::spawn(async move {
+            finished.await.unwrap();
+            row
+        });
+        let ingestion = tokio::spawn({
+            let store = store.clone();
+            async move { store.insert(&Scope::All, run_id, document, prepared).await }
+        });
+        let begun = "select exists (select from pg_locks where relation = 'run_keys'::regclass)";
+        let begun = async {
+            while !sqlx::query_scalar::<_, bool>(begun).fetch_one(&store.inner.pool).await.unwrap() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_mins(1), begun).await.expect("the ingestion does not begin");
+        let mut connection = store.inner.pool.acquire().await.unwrap();
+        let reservation = reserve_request_id(&mut connection, &request_id, RunId::now());
+        assert!(timeout(Duration::from_secs(10), reservation).await.expect("it waits for the ingestion").unwrap());
+        finish.send(()).unwrap();
+        assert!(matches!(ingestion.await.unwrap(), Err(IngestError::Conflict { .. })));
+        drop(connection);
+        store.close().await;
+    }
+
+    #[tokio::test]
+    async fn removal_of_the_run_with_the_same_id_is_no_database_error() {
+        let (_folder, store) = test_store::open().await;
+        // Neither the reservation nor the lookup of the other run succeeds.
+        let hide_keys = "
+            create function skip() returns trigger language plpgsql as 'begin return null; end';
+            create trigger skip before insert on run_keys for each row execute function skip()";
+        sqlx::raw_sql(hide_keys).execute(&store.inner.pool).await.unwrap();
+        let result = store.ingest(&Scope::All, None, document()).await;
+        assert!(matches!(result, Err(IngestError::Unavailable { retry_after_s: 1 })));
+        store.ready().await.unwrap();
+        store.close().await;
+    }
 }

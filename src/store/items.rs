@@ -17,7 +17,7 @@ const MAX_PAGE_EVENTS: i64 = 1000;
 /// Statement that returns, for the calls, logs and actions of events before `$3`, their number and the range of their indexes,
 /// grouped by the page of their event. Pages begin at the events `$2`; page 0 has all earlier events.
 const PAGE_ROWS: &str = "
-    select kind, page, count(*), min(index), max(index) + 1 from (
+    select kind, page, count(*) as count, min(index) as first, max(index) + 1 as next from (
         select 0 as kind, width_bucket(event_sequence_order, $2::integer[]) as page, call_index as index
         from mod_calls where run_id = $1 and event_sequence_order < $3
         union all
@@ -29,6 +29,16 @@ const PAGE_ROWS: &str = "
         from actions a join mod_calls c on c.run_id = a.run_id and c.call_index = a.mod_call_sequence
         where a.run_id = $1 and c.run_id = $1 and c.event_sequence_order < $3
     ) items group by kind, page";
+
+/// A row of [`PAGE_ROWS`].
+#[derive(sqlx::FromRow)]
+struct PageRow {
+    kind: i32,
+    page: i32,
+    count: i64,
+    first: i32,
+    next: i32,
+}
 
 /// A page of a run: a range of events, and the rows that belong to them.
 #[derive(Debug, Clone)]
@@ -174,23 +184,24 @@ async fn ranges(
     if starts == [0] && end == i32::MAX {
         return Ok(vec![ItemRange::all()]);
     }
-    let rows: Vec<(i32, i32, i64, i32, i32)> =
+    let rows: Vec<PageRow> =
         sqlx::query_as(PAGE_ROWS).bind(run_id.0).bind(starts).bind(end).fetch_all(connection).await?;
     let mut counts = vec![[0; 3]; starts.len() + 1];
     let mut indexes = vec![[const { 0..0 }; 3]; starts.len() + 1];
-    for (kind, page, count, first, next) in rows {
+    for PageRow { kind, page, count, first, next } in rows {
         counts[page as usize][kind as usize] = count as u32;
         indexes[page as usize][kind as usize] = first..next;
     }
     let mut ranges = Vec::new();
     let mut numbering = Numbering::default();
     let ends = starts.iter().skip(1).chain([&end]);
-    for (place, (&start, &end)) in starts.iter().zip(ends).enumerate() {
-        let [calls, logs, actions] = counts[place];
+    // Page 0 is before the first start.
+    for (page, (&start, &end)) in (1..).zip(starts.iter().zip(ends)) {
+        let [calls, logs, actions] = counts[page - 1];
         numbering.mod_calls += calls;
         numbering.mod_logs += logs;
         numbering.actions += actions;
-        let [calls, logs, actions] = indexes[place + 1].clone();
+        let [calls, logs, actions] = indexes[page].clone();
         ranges.push(ItemRange { events: start..end, numbering, calls, logs, actions });
     }
     Ok(ranges)

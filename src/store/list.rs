@@ -9,7 +9,7 @@
 
 mod search;
 
-use super::filter::{Branch, Filter};
+use super::filter::{Branch, Filter, SearchPlan};
 use super::pool::PgPool;
 use super::run_summary::{RunSummary, select_runs};
 use super::scope::{Owner, owner_branches, push_owned, push_owner};
@@ -65,20 +65,20 @@ impl Store {
     /// # Errors
     /// [`Error::BadFilter`], or the database failed.
     pub async fn runs(&self, scope: &Scope, query: &RunQuery) -> Result<RunPage, Error> {
-        let mut filter = Filter::parse(&query.q, system::now())?;
-        if filter.has_models()
+        let mut plan = SearchPlan::new(Filter::parse(&query.q, system::now())?);
+        if plan.has_models()
             && let Some(models) = self.names("select model_names($1)").await?
         {
-            filter.resolve_models(&models);
+            plan.resolve_models(&models);
         }
-        if filter.has_mods()
+        if plan.has_mods()
             && let Some(sets) = self.names("select mod_sets($1)").await?
         {
-            filter.resolve_mods(&sets);
+            plan.resolve_mods(&sets);
         }
         let limit = if query.limit == 0 { DEFAULT_PAGE_RUNS } else { query.limit.min(MAX_PAGE_RUNS) } as usize;
         let Progress { mut ids, searched_until } =
-            self.find_ids(scope, &filter, query.before.map(|run| run.0), limit + 1).await?;
+            self.find_ids(scope, &plan, query.before.map(|run| run.0), limit + 1).await?;
         let next = if ids.len() > limit { Some(ids[limit - 1]) } else { searched_until };
         ids.truncate(limit);
         let read = select_runs!("null::text", "where run_id = any($1) order by run_id desc");
@@ -89,13 +89,13 @@ impl Store {
     async fn find_ids(
         &self,
         scope: &Scope,
-        filter: &Filter,
+        plan: &SearchPlan,
         before: Option<Uuid>,
         wanted: usize,
     ) -> Result<Progress, Error> {
         let mut branches = Vec::new();
-        for &branch in filter.branches() {
-            branches.push(self.find_in_branch(scope, filter.clone(), branch, before, wanted).await?);
+        for &branch in plan.branches() {
+            branches.push(self.find_in_branch(scope, plan.clone(), branch, before, wanted).await?);
         }
         Ok(Progress::merge(branches, wanted))
     }
@@ -103,12 +103,12 @@ impl Store {
     async fn find_in_branch(
         &self,
         scope: &Scope,
-        mut filter: Filter,
+        mut plan: SearchPlan,
         branch: Branch,
         before: Option<Uuid>,
         wanted: usize,
     ) -> Result<Progress, Error> {
-        let listing = Listing { scope, filter: &filter, branch, wanted };
+        let listing = Listing { scope, plan: &plan, branch, wanted };
         let mut probed = probe(&self.inner.pool, &listing, before, PROBE_RUNS).await?;
         let missing = wanted.saturating_sub(probed.ids.len());
         let expected = (PROBE_RUNS * missing as i64).checked_div(probed.ids.len() as i64).map(|rows| rows * 5 / 4);
@@ -125,8 +125,8 @@ impl Store {
             return Ok(probed);
         }
         let mut transaction = self.inner.pool.begin().await?;
-        let frequency = choose_indexes(&mut transaction, &mut filter).await?;
-        let listing = Listing { scope, filter: &filter, branch, wanted };
+        let frequency = choose_indexes(&mut transaction, &mut plan).await?;
+        let listing = Listing { scope, plan: &plan, branch, wanted };
         let found = search(&mut transaction, &listing, probed, frequency).await?;
         transaction.rollback().await?;
         Ok(found)
@@ -143,7 +143,7 @@ impl Store {
 #[derive(Clone, Copy)]
 struct Listing<'f> {
     scope: &'f Scope,
-    filter: &'f Filter,
+    plan: &'f SearchPlan,
     branch: Branch,
     wanted: usize,
 }
@@ -153,7 +153,7 @@ impl Listing<'_> {
     /// if it can evaluate the condition on ids in one of them.
     fn has_several_id_indexes(&self) -> bool {
         let by_owner = usize::from(*self.scope != Scope::All);
-        self.branch != Branch::Displaced && self.filter.count_id_indexes() + by_owner > 1
+        self.branch != Branch::Displaced && self.plan.count_id_indexes() + by_owner > 1
     }
 }
 
@@ -213,14 +213,14 @@ fn push_before(sql: &mut QueryBuilder<Postgres>, before: Option<Uuid>) {
     }
 }
 
-/// Examines the newest runs of each part of the filter, about `rows` runs in total.
+/// Examines the newest runs of each part of the plan, about `rows` runs in total.
 async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows: i64) -> Result<Progress, Error> {
-    let Listing { scope, filter, branch, wanted } = *listing;
+    let Listing { scope, plan, branch, wanted } = *listing;
     let mut parts = Vec::new();
     if branch == Branch::Displaced {
-        parts.push((filter.clone(), None, Owner::InScope));
+        parts.push((plan.clone(), None, Owner::InScope));
     } else {
-        for part in filter.split() {
+        for part in plan.split() {
             let driver = part.driver();
             let owners = if driver.is_none() { owner_branches(scope) } else { vec![Owner::InScope] };
             parts.extend(owners.into_iter().map(|owner| (part.clone(), driver, owner)));
@@ -230,7 +230,7 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows:
         return Ok(Progress { ids: Vec::new(), searched_until: None });
     }
     let probed = (rows / parts.len() as i64).max(wanted as i64);
-    let probed = if filter.is_empty() { wanted as i64 } else { probed };
+    let probed = if plan.is_empty() { wanted as i64 } else { probed };
     let mut sql = QueryBuilder::<Postgres>::new("");
     for (number, (part, driver, owner)) in parts.iter().enumerate() {
         sql.push(if number > 0 { " union all " } else { "" });

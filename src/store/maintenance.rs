@@ -5,54 +5,69 @@ use super::deletions::remove_deleted;
 use super::migrate;
 use super::pool::PgPool;
 use super::retention::{Retention, prune};
-use super::statistics;
+use super::statistics::{self, HourCount};
 use crate::events::system;
 use chrono::NaiveDate;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-/// Interval of checks for a changed retention.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Time per check for measuring the mod calls of runs of earlier versions.
+/// Interval of removals of deleted runs.
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(5);
+/// Time per interval for measuring the mod calls of runs of earlier versions.
 const MEASURING_TIME: Duration = Duration::from_secs(2);
-/// Number of checks between two maintenance passes: one hour. Partitions are created days in advance.
-const CHECKS_PER_MAINTENANCE: u32 = 720;
-
-/// Number of checks between two counts of past hours: one minute.
-const CHECKS_PER_HOUR_COUNT: u32 = 12;
+/// Interval of counts of past hours.
+const HOUR_COUNT_INTERVAL: Duration = Duration::from_mins(1);
+/// Interval of the maintenance of days. Partitions are created days in advance.
+const DAY_INTERVAL: Duration = Duration::from_hours(1);
 
 /// Runs the maintenance until the task is aborted.
 pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
+    let start = Instant::now() + REMOVAL_INTERVAL;
+    let [mut removals, mut hour_counts, mut days] =
+        [REMOVAL_INTERVAL, HOUR_COUNT_INTERVAL, DAY_INTERVAL].map(|period| {
+            let mut ticks = interval_at(start, period);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ticks
+        });
     let mut failed = false;
-    for check in 1u32.. {
-        sleep(CHECK_INTERVAL).await;
-        let removed = remove_deleted(&pool, system::now()).await;
-        if let Err(error) = &removed
-            && !failed
-        {
-            tracing::warn!(%error, "cannot remove deleted runs; retrying every few seconds");
+    loop {
+        // Mod calls are measured before runs are counted.
+        tokio::select! {
+            biased;
+            _ = removals.tick() => {
+                let removed = remove_deleted(&pool, system::now()).await;
+                if let Err(error) = &removed
+                    && !failed
+                {
+                    tracing::warn!(%error, "cannot remove deleted runs; retrying every few seconds");
+                }
+                failed = removed.is_err();
+                if let Err(error) = measure_mod_calls(&pool).await {
+                    tracing::warn!(%error, "cannot measure the mod calls of earlier runs; retrying every few seconds");
+                }
+            }
+            _ = hour_counts.tick() => count_hours(&pool, HourCount::New).await,
+            // Also due soon after the start, because the server may not have run at the end of a day.
+            _ = days.tick() => {
+                if let Err(error) = make_partitions(&pool).await {
+                    tracing::warn!(%error, "cannot create the partitions of the next days");
+                }
+                count_hours(&pool, HourCount::All).await;
+                let retention = *retention.borrow_and_update();
+                apply_retention(&pool, retention, system::now().date_naive()).await;
+            }
+            Ok(()) = retention.changed() => {
+                let retention = *retention.borrow_and_update();
+                apply_retention(&pool, retention, system::now().date_naive()).await;
+            }
         }
-        failed = removed.is_err();
-        if let Err(error) = measure_mod_calls(&pool).await {
-            tracing::warn!(%error, "cannot measure the mod calls of earlier runs; retrying every few seconds");
-        }
-        if check.is_multiple_of(CHECKS_PER_MAINTENANCE)
-            && let Err(error) = make_partitions(&pool).await
-        {
-            tracing::warn!(%error, "cannot create the partitions of the next days");
-        }
-        // Every hour, also those hours to which runs were added.
-        if check % CHECKS_PER_HOUR_COUNT == 1
-            && let Err(error) = statistics::count_hours(&pool, system::now(), check % CHECKS_PER_MAINTENANCE == 1).await
-        {
-            tracing::warn!(%error, "cannot count the runs of past hours; retrying every minute");
-        }
-        // The count of past days is also due soon after the start, because the server may not have run at the end of a day.
-        if check == 1 || check.is_multiple_of(CHECKS_PER_MAINTENANCE) || retention.has_changed().unwrap_or(false) {
-            let retention = *retention.borrow_and_update();
-            apply_retention(&pool, retention, system::now().date_naive()).await;
-        }
+    }
+}
+
+async fn count_hours(pool: &PgPool, hours: HourCount) {
+    if let Err(error) = statistics::count_hours(pool, system::now(), hours).await {
+        tracing::warn!(%error, "cannot count the runs of past hours; a later count includes them");
     }
 }
 

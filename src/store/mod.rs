@@ -55,6 +55,7 @@ mod tags;
 mod test_store;
 mod text;
 mod unstored;
+mod uuid_v7;
 mod writer;
 
 pub use attention::{AttentionParts, HeadRowsPart, ValueRow};
@@ -83,12 +84,12 @@ pub use saved_filters::{MAX_SAVED_FILTERS, SavedFilter};
 pub use servers::{Announcement, ServerInfo};
 pub use spool::SpoolStatus;
 pub use statistics::{
-    CallTime, CallTimeStep, GroupStatistics, MAX_STATISTICS_DAYS, ModCallStatistics, ModStatistics, ModelCallTime,
-    ModelStatistics, RunCounts, Statistics, StatisticsQuery, StatisticsUnit, TimeStep,
+    CallTime, CallTimeStep, GroupStatistics, HourCount, MAX_STATISTICS_DAYS, ModCallStatistics, ModStatistics,
+    ModelCallTime, ModelStatistics, RunCounts, Statistics, StatisticsQuery, StatisticsUnit, TimeStep,
 };
 pub use tags::{MAX_TAGS, TaggedRun};
 
-use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
+use crate::recording::{DurabilityAcks, RecorderHandle, Signal, UnstoredRuns};
 use embedded::Embedded;
 use pool::PgPool;
 use recorder::Target;
@@ -160,8 +161,8 @@ impl RecorderChannel {
 
     /// Returns a sender for an engine.
     #[must_use]
-    pub fn recorder(&self) -> Recorder {
-        Recorder {
+    pub fn recorder(&self) -> RecorderHandle {
+        RecorderHandle {
             signals: self.sender.clone(),
             durability_acks: Some(self.durability_acks.clone()),
             unstored: Some(self.unstored.clone()),
@@ -207,7 +208,7 @@ impl Store {
 
     /// Returns a sender to the recorder. Signals sent before its start wait in its channel.
     #[must_use]
-    pub fn recorder(&self) -> Recorder {
+    pub fn recorder(&self) -> RecorderHandle {
         let inner = &self.inner;
         let signals = match &*inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
             RecorderState::Pending { channel, .. } => channel.sender.clone(),
@@ -216,7 +217,7 @@ impl Store {
             RecorderState::Closed => mpsc::channel(1).0,
         };
         let (durability_acks, unstored) = (Some(inner.durability_acks.clone()), Some(inner.unstored.clone()));
-        Recorder { signals, durability_acks, unstored }
+        RecorderHandle { signals, durability_acks, unstored }
     }
 
     /// Returns the counters of the recorder.

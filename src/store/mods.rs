@@ -24,7 +24,7 @@ const CLOSED_DELAY: Duration = Duration::from_secs(1);
 pub struct ModVersion {
     /// Name of the mod.
     pub name: String,
-    /// SHA-256 of the source, hexadecimal.
+    /// SHA-256 in hexadecimal, of the source and of the module and entrypoint that the upload names.
     pub hash: String,
     /// The uploaded source and metadata.
     #[sqlx(json)]
@@ -49,8 +49,10 @@ pub struct ModState {
 }
 
 impl Store {
-    /// Stores a version and makes it the current one. The enabled state does not change. Storing the same source again
-    /// keeps the existing version with its date.
+    /// Stores a version and makes it the current one. The enabled state does not change. Storing the same version again
+    /// keeps its date and updates its metadata, which other servers read when they start. The hashes of earlier releases
+    /// cover only the source: if a stored version with the same hash has another entrypoint, it is kept, because runs have
+    /// used it.
     ///
     /// # Errors
     /// The database failed.
@@ -60,7 +62,9 @@ impl Store {
             "insert into mod_versions (name, hash, upload, created_at, created_by, origin)
             values ($1, $2, $3, $4, $5, 'uploaded')
             on conflict (name, hash) do update set upload = excluded.upload, origin = 'uploaded', used_on = null
-                where mod_versions.origin = 'file'",
+                where mod_versions.origin = 'file'
+                    or (mod_versions.upload ->> 'module', mod_versions.upload ->> 'entrypoint')
+                        is not distinct from (excluded.upload ->> 'module', excluded.upload ->> 'entrypoint')",
         )
         .bind(&version.name)
         .bind(&version.hash)

@@ -94,6 +94,13 @@ impl PgPool {
         Ok(Transaction(connection))
     }
 
+    /// Begins a transaction that may contain a COPY. Dropping it without a commit or rollback closes the connection.
+    pub async fn begin_for_copy(&self) -> Result<Transaction, Error> {
+        let mut connection = self.acquire().await?;
+        connection.begin().await?;
+        Ok(Transaction(connection))
+    }
+
     /// Closes all connections.
     pub async fn close(&self) {
         self.pool.close().await;
@@ -243,7 +250,7 @@ fn limited<'e, T: Send + 'e>(
     stream::try_unfold(responses, next).boxed()
 }
 
-/// A transaction; dropping it without a commit rolls it back.
+/// A transaction. Dropping it without a commit rolls it back.
 #[derive(Debug)]
 pub struct Transaction(PgConnection);
 

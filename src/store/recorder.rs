@@ -5,8 +5,8 @@
 //! go to the spool file, and so do all later ones until the file is drained, which preserves the order. When the disk is
 //! full as well, runs that require durability fail at once, and the others stay in memory up to a limit.
 
-mod abandon;
 mod batch_writer;
+mod drop;
 mod metrics;
 mod persist;
 #[cfg(test)]
@@ -17,7 +17,8 @@ use super::spool::Spool;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::writer::RunWriter;
 use super::{Flush, LiveHub, MAX_QUEUED_SIGNALS};
-use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
+use crate::events::{RunId, RunStatus, TraceItem};
+use crate::recording::{DurabilityAcks, NotStored, Signal, UnstoredRuns};
 use crate::trace::document::Numbering;
 use batch_writer::BatchWriter;
 use persist::{Batch, PersistOutcome, PersistResult};
@@ -66,14 +67,14 @@ struct RecordingTask {
     runs: HashMap<RunId, RecordedRun>,
     pending: Vec<Record>,
     pending_items: usize,
-    /// Dropped runs that are still being generated.
-    ignored: HashSet<RunId>,
+    /// Dropped runs that are still being generated. Their signals are ignored.
+    dropped_active: HashSet<RunId>,
     /// Dropped runs whose stored part must be marked as interrupted.
-    abandoned: Vec<RunId>,
+    to_interrupt: Vec<RunId>,
     /// Final rows of runs whose end is in `pending`, because neither the database nor the disk accepted it.
-    ended: Vec<RunRow>,
-    /// Finished runs of which a part may be only in the spool file.
-    spooled: Vec<RunId>,
+    unsaved_rows: Vec<RunRow>,
+    /// Ended runs of which a part may be only in the spool file.
+    ended_in_spool: Vec<RunId>,
     /// Readers that wait until everything received so far is stored.
     flushes: Vec<Flush>,
     /// Time of the next write if a run has started or ended since the last batch; run lists on all servers show such changes
@@ -133,7 +134,7 @@ pub async fn record(
         if !open && (recorder.pending_items == 0 || writer.is_failing) {
             break;
         }
-        let has_work = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !writer.is_drained;
+        let has_work = recorder.pending_items > 0 || !recorder.to_interrupt.is_empty() || !writer.is_drained;
         if !has_work {
             recorder.write_at = None;
             complete_flushes(recorder.flushes.drain(..), true);
@@ -153,10 +154,10 @@ impl RecordingTask {
             runs: HashMap::new(),
             pending: Vec::new(),
             pending_items: 0,
-            ignored: HashSet::new(),
-            abandoned: Vec::new(),
-            ended: Vec::new(),
-            spooled: Vec::new(),
+            dropped_active: HashSet::new(),
+            to_interrupt: Vec::new(),
+            unsaved_rows: Vec::new(),
+            ended_in_spool: Vec::new(),
             flushes: Vec::new(),
             write_at: None,
             received_at: None,
@@ -164,13 +165,10 @@ impl RecordingTask {
     }
 
     fn receive(&mut self, signal: Signal) {
-        let run_id = match &signal {
-            Signal::Started(start) => start.run_id,
-            Signal::Items(run_id, _) | Signal::Ended(run_id, _) => *run_id,
-        };
+        let run_id = signal.run_id();
         // A panic for one run must not affect the others.
         if catch_unwind(AssertUnwindSafe(|| self.apply(signal))).is_err() {
-            self.abandon_run(run_id, NotStored::RecorderFailed);
+            self.drop_run(run_id, NotStored::RecorderFailed);
         }
     }
 
@@ -187,7 +185,7 @@ impl RecordingTask {
             }
             Signal::Items(run_id, items) => {
                 let Some(run) = self.runs.get_mut(&run_id) else {
-                    if self.ignored.contains(&run_id) {
+                    if self.dropped_active.contains(&run_id) {
                         return;
                     }
                     tracing::error!(run.id = %run_id, "received items of an unknown run; they are not recorded");
@@ -207,7 +205,7 @@ impl RecordingTask {
             }
             Signal::Ended(run_id, end) => {
                 let Some(run) = self.runs.get_mut(&run_id) else {
-                    self.ignored.remove(&run_id);
+                    self.dropped_active.remove(&run_id);
                     return;
                 };
                 run.summary.end(&end);
@@ -239,11 +237,11 @@ impl RecordingTask {
         let records = std::mem::take(&mut self.pending);
         let changed =
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.summary.row()));
-        let mut rows: Vec<RunRow> = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
+        let mut rows: Vec<RunRow> = std::mem::take(&mut self.unsaved_rows).into_iter().chain(changed).collect();
         // Changes of several runs by clients lock the rows in this order, too. Another order could cause a deadlock.
         rows.sort_unstable_by_key(|row| row.summary.run_id);
         self.runs.retain(|_, run| run.summary.status() == RunStatus::Running);
-        Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
+        Batch { records, rows, to_interrupt: std::mem::take(&mut self.to_interrupt) }
     }
 
     /// Adds a written batch to the counters. The records of a failed batch wait for the next one.
@@ -257,12 +255,14 @@ impl RecordingTask {
 
     /// Handles a written batch and informs the subscribers. `drained` is true if the spool file is empty.
     fn on_written(&mut self, result: PersistResult, drained: bool) {
-        self.abandoned.extend(&result.abandoned);
-        for &run_id in &result.lost {
-            self.abandon_run(run_id, NotStored::PartLost);
-        }
-        for &run_id in &result.removed {
-            self.abandon_run(run_id, NotStored::Removed);
+        self.to_interrupt.extend(&result.to_interrupt);
+        for (&run_id, &reason) in &result.not_stored {
+            // The rejected part is kept in a file, and the rest of a running run is stored.
+            if reason == NotStored::Rejected && self.runs.contains_key(&run_id) {
+                self.target.durability_acks.resolve(run_id, Err(reason));
+            } else {
+                self.drop_run(run_id, reason);
+            }
         }
         let live = &self.target.live;
         if result.outcome == PersistOutcome::Stored {
@@ -284,14 +284,14 @@ impl RecordingTask {
             for row in result.rows {
                 match self.runs.get_mut(&row.summary.run_id) {
                     Some(run) => run.changed = true,
-                    None => self.ended.push(row),
+                    None => self.unsaved_rows.push(row),
                 }
             }
             self.drop_excess_runs();
             return;
         }
-        let is_kept = |run_id: &RunId| !result.lost.contains(run_id) && !result.removed.contains(run_id);
-        for record in result.records.iter().filter(|record| is_kept(&record.run_id())) {
+        let is_recorded = |run_id: RunId| !result.not_stored.contains_key(&run_id) || self.runs.contains_key(&run_id);
+        for record in result.records.iter().filter(|record| is_recorded(record.run_id())) {
             match record {
                 Record::Started { start, .. } => {
                     live.report_change(start.run_id, start.owner.clone(), RunStatus::Running);
@@ -299,13 +299,13 @@ impl RecordingTask {
                 Record::Ended { run_id, end } => {
                     live.end_run(*run_id, end.status);
                     self.target.durability_acks.resolve(*run_id, Ok(()));
-                    self.spooled.push(*run_id);
+                    self.ended_in_spool.push(*run_id);
                 }
                 Record::Items { .. } => {}
             }
         }
         if drained {
-            self.spooled.drain(..).for_each(|run_id| self.target.unstored.remove(run_id));
+            self.ended_in_spool.drain(..).for_each(|run_id| self.target.unstored.remove(run_id));
         }
     }
 }

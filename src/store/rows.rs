@@ -192,7 +192,9 @@ impl<'a> Rows<'a> {
         let encoded = own.map(measured::encode);
         let details = event.details.as_deref().map(|details| Cow::Borrowed(details.get()));
         let details = details.or_else(|| own.and_then(remaining_details).map(Cow::Owned));
-        self.bytes += encoded.as_ref().map_or(0, Vec::len) + details.as_ref().map_or(0, |text| text.len()) + 200;
+        let texts = [event.input_text.as_deref(), event.token_text.as_deref(), details.as_deref()];
+        let tokens = event.added_tokens.as_ref().map_or(0, |tokens| size_of_val(tokens.as_slice()));
+        self.bytes += 200 + encoded.as_ref().map_or(0, Vec::len) + text_bytes(texts) + tokens;
         columns.measured.push(encoded);
         columns.details.push(details);
         columns.top_tokens.push(count_text(&mut self.bytes, event.top_tokens.as_ref()));
@@ -212,7 +214,8 @@ impl<'a> Rows<'a> {
         columns.exception_occurred.push(call.exception_occurred);
         columns.exception_message.push(call.exception_message.as_deref().map(clean));
         columns.exception_traceback.push(call.exception_traceback.as_deref().map(clean));
-        self.bytes += 150 + call.exception_traceback.as_ref().map_or(0, String::len);
+        let texts = [Some(&*call.mod_name), call.exception_message.as_deref(), call.exception_traceback.as_deref()];
+        self.bytes += 150 + text_bytes(texts);
     }
 
     /// Adds a log line.
@@ -225,7 +228,7 @@ impl<'a> Rows<'a> {
         columns.log_message.push(clean(&log.log_message));
         columns.log_level.push(log.log_level.as_str());
         columns.created_at.push(log.created_at);
-        self.bytes += 80 + log.log_message.len();
+        self.bytes += 80 + log.mod_name.len() + log.log_message.len();
     }
 
     /// Adds an action.
@@ -250,7 +253,8 @@ impl<'a> Rows<'a> {
         columns.has_tool_calls.push(action.has_tool_calls);
         columns.tool_calls.push(count_text(&mut self.bytes, action.tool_calls.as_ref()));
         columns.error_message.push(action.error_message.as_deref().map(clean));
-        self.bytes += 200 + action.new_prompt.as_ref().map_or(0, String::len);
+        let texts = [&action.new_prompt, &action.tokens_preview, &action.logits_shape, &action.error_message];
+        self.bytes += 200 + text_bytes(texts.map(Option::as_deref));
     }
 
     fn attention(&mut self, run_id: RunId, step: &'a AttentionStep) {
@@ -316,6 +320,10 @@ fn remaining_details(measured: &Measurements) -> Option<String> {
     serde_json::to_string(&rest).ok()
 }
 
+fn text_bytes<const N: usize>(texts: [Option<&str>; N]) -> usize {
+    texts.into_iter().flatten().map(str::len).sum()
+}
+
 fn count_text<'a>(bytes: &mut usize, json: Option<&'a RawJson>) -> Option<&'a str> {
     let text = json?.get();
     *bytes += text.len();
@@ -324,7 +332,33 @@ fn count_text<'a>(bytes: &mut usize, json: Option<&'a RawJson>) -> Option<&'a st
 
 #[cfg(test)]
 mod tests {
-    use super::{Attention, Table};
+    use super::{Attention, MAX_BATCH_BYTES, Rows, Table};
+    use crate::events::{ActionRecord, ActionType, Event, EventType, RunId};
+
+    #[test]
+    fn long_texts_and_token_lists_make_a_batch_large() {
+        let text = || Some("x".repeat(MAX_BATCH_BYTES));
+        let event = |change: fn(&mut Event)| {
+            let mut event = Event::new(EventType::Added, 0, 0, None);
+            change(&mut event);
+            event
+        };
+        let events = [
+            Event { input_text: text(), ..event(|_| {}) },
+            Event { token_text: text(), ..event(|_| {}) },
+            event(|event| event.added_tokens = Some(vec![1; MAX_BATCH_BYTES / 4])),
+        ];
+        for event in &events {
+            let mut rows = Rows::default();
+            rows.event(RunId::now(), event);
+            assert!(rows.is_large());
+        }
+        let mut action = ActionRecord::new(0, ActionType::EmitError, None);
+        action.error_message = text();
+        let mut rows = Rows::default();
+        rows.action(RunId::now(), 0, &action);
+        assert!(rows.is_large());
+    }
 
     #[test]
     fn insert_statement_casts_columns_that_are_sent_as_text() {

@@ -7,7 +7,16 @@ use sqlx::{Postgres, QueryBuilder};
 /// The condition of a statement for [`owners`] as parameter `$number`, on the column `owner`.
 macro_rules! owned {
     ($number:literal) => {
-        concat!("($", $number, "::text[] is null or coalesce(owner, '') = any($", $number, "))")
+        // Indexes of `owner` can be used, unlike with an expression of it.
+        concat!(
+            "($",
+            $number,
+            "::text[] is null or owner = any($",
+            $number,
+            ") or owner is null and '' = any($",
+            $number,
+            "))"
+        )
     };
 }
 

@@ -6,14 +6,10 @@
 //! of mod calls are counted in the same way, into the table of migration V22. The tables of migration V24 hold the sums of
 //! each day.
 
-/// SQL of the stored rows of a table from the time `$4` on. `$5` is null, but must be used, so that its type is known.
-macro_rules! stored {
-    ($table:literal) => {
-        concat!(
-            "(select * from ",
-            $table,
-            " where hour >= $4::timestamptz and ($5::timestamptz is null or hour < $5)) stored"
-        )
+/// SQL of the hour in the id of a run.
+macro_rules! hour {
+    () => {
+        "to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 3600000 * 3600)"
     };
 }
 
@@ -30,23 +26,23 @@ mod days;
 mod groups;
 mod run_counts;
 
-use super::pool::PgConnection;
 use super::scope::owners;
 use super::text::clean;
 use super::{Error, Store};
 use crate::events::Scope;
 use calls::CallGroups;
 use chrono::{DateTime, Days, NaiveDate, NaiveTime, Utc};
-use days::{TimeSpan, first_run_id};
 use groups::Groups;
 use serde::{Deserialize, Serialize};
-use sqlx::postgres::{PgRow, Postgres};
-use sqlx::{Encode, FromRow, Type};
+use sqlx::FromRow;
+use sqlx::postgres::{PgArguments, PgRow, Postgres};
+use sqlx::query::QueryAs;
 use std::collections::HashSet;
 use utoipa::ToSchema;
 
 pub use calls::{CallTime, CallTimeStep, ModCallStatistics, ModelCallTime};
 pub(super) use calls::{MAX_CALL_MODS, MAX_CALL_US, measure_some};
+pub use days::HourCount;
 pub(super) use days::{count_days, count_hours};
 
 /// Maximum number of days of a query.
@@ -277,13 +273,12 @@ impl Store {
         Ok(Statistics { mod_calls: call_groups.finish(), ..groups.finish(from, query.unit) })
     }
 
-    /// Counts the past hours of today and yesterday that have many runs. With `again`, counts hours again to which runs were
-    /// added.
+    /// Counts the past hours of today and yesterday that have many runs.
     ///
     /// # Errors
     /// The database failed. The other hours are counted if it can be reached.
-    pub async fn count_hours(&self, now: DateTime<Utc>, again: bool) -> Result<(), Error> {
-        Ok(days::count_hours(&self.inner.pool, now, again).await?)
+    pub async fn count_hours(&self, now: DateTime<Utc>, hours: HourCount) -> Result<(), Error> {
+        Ok(days::count_hours(&self.inner.pool, now, hours).await?)
     }
 
     /// Measures the mod calls of runs of earlier versions, then counts the runs of the days before `today` that are not
@@ -297,11 +292,6 @@ impl Store {
     }
 }
 
-/// Rows of a query.
-trait Fetched: for<'r> FromRow<'r, PgRow> + Send + Unpin {}
-
-impl<T: for<'r> FromRow<'r, PgRow> + Send + Unpin> Fetched for T {}
-
 /// The rows that a query reads.
 struct Selection<'a> {
     /// Owners as in [`owners`].
@@ -313,46 +303,12 @@ struct Selection<'a> {
 }
 
 impl Selection<'_> {
-    /// Reads rows with the owners `$1`, the model `$2`, the unit `$3` and the mod `$6`, of runs from the id `$4` up to and
-    /// without the id `$5`.
-    async fn fetch<T: Fetched>(
-        &self,
-        connection: &mut PgConnection,
-        sql: &'static str,
-        span: TimeSpan,
-    ) -> Result<Vec<T>, sqlx::Error> {
-        self.fetch_between(connection, sql, first_run_id(span.0), Some(first_run_id(span.1))).await
-    }
-
-    /// Reads rows like [`Selection::fetch`], from the time `$4` on; `$5` is null.
-    async fn fetch_stored<T: Fetched>(
-        &self,
-        connection: &mut PgConnection,
-        sql: &'static str,
-        from: DateTime<Utc>,
-    ) -> Result<Vec<T>, sqlx::Error> {
-        self.fetch_between(connection, sql, from, None).await
-    }
-
-    async fn fetch_between<T: Fetched, B>(
-        &self,
-        connection: &mut PgConnection,
-        sql: &'static str,
-        from: B,
-        until: Option<B>,
-    ) -> Result<Vec<T>, sqlx::Error>
+    /// Returns a query with the owners as `$1`, the model as `$2`, the unit as `$3` and the mod as `$4`.
+    fn query<'q, T>(&'q self, sql: &'static str) -> QueryAs<'q, Postgres, T, PgArguments>
     where
-        B: for<'q> Encode<'q, Postgres> + Type<Postgres> + Send + 'static,
+        T: for<'r> FromRow<'r, PgRow>,
     {
-        sqlx::query_as(sql)
-            .bind(&self.owners)
-            .bind(self.model)
-            .bind(self.unit.as_str())
-            .bind(from)
-            .bind(until)
-            .bind(self.used_mod)
-            .fetch_all(connection)
-            .await
+        sqlx::query_as(sql).bind(&self.owners).bind(self.model).bind(self.unit.as_str()).bind(self.used_mod)
     }
 }
 

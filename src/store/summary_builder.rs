@@ -40,7 +40,6 @@ pub struct RunSummaryBuilder {
     /// Token counts from the engine at the run's end. They replace the counts of the fold, because only the engine knows
     /// exactly which tokens form the answer.
     usage: Option<Usage>,
-    finished: bool,
 }
 
 /// Durations of the calls of a mod in a run. Calls without a measured duration do not count.
@@ -124,7 +123,6 @@ impl RunSummaryBuilder {
     /// Creates a builder for a stored run. The caller applies the run's items again, beginning with the first.
     pub fn from_stored(summary: RunSummary, server_id: Option<Uuid>) -> Self {
         Self {
-            finished: summary.status != RunStatus::Running,
             summary,
             server_id,
             fold: Fold::new(),
@@ -184,7 +182,6 @@ impl RunSummaryBuilder {
         summary.prompt_us = Some(saturate(finish.prompt_us));
         summary.generation_us = Some(saturate(finish.generation_us));
         self.usage = Some(finish.usage);
-        self.finished = true;
         // The tokens may also contain a stop string, hidden control tokens or a part of a character; without a stored answer,
         // it is `client_text`. An engine that stopped does not report the answer.
         let estimate = client_text(self.fold.answer(), finish.stop_string.as_deref());
@@ -198,7 +195,6 @@ impl RunSummaryBuilder {
     pub fn interrupt(&mut self, at: DateTime<Utc>) {
         self.summary.status = RunStatus::Interrupted;
         self.summary.completed_at = Some(at);
-        self.finished = true;
     }
 
     /// Returns the current status.
@@ -231,11 +227,12 @@ impl RunSummaryBuilder {
         if self.ingested && summary.message.is_none() {
             summary.message = self.error_text.lines().next().map(|line| truncate(line, MAX_PREVIEW_CHARS));
         }
+        let has_ended = summary.status != RunStatus::Running;
         let first = self.fold.event_count() <= 1;
         RunRow {
-            search: (self.finished || first).then(|| self.searchable(&answer)),
+            search: (has_ended || first).then(|| self.searchable(&answer)),
             // If compression fails, readers build the file from the items.
-            columns: if self.finished { pack(&columns::encode(&self.fold)).ok() } else { None },
+            columns: if has_ended { pack(&columns::encode(&self.fold)).ok() } else { None },
             fingerprint: None,
             request_extras: extras::to_json(&self.reported),
             error_text: self.error_text.clone(),

@@ -1,7 +1,8 @@
 //! Reads of runs that the recorder has not stored yet. A read asks the recorder to store them now, and waits.
 
 use super::{Error, RecorderState, RunSummary, Store};
-use crate::events::{RunId, Scope, UnstoredRun};
+use crate::events::{RunId, Scope};
+use crate::recording::UnstoredRun;
 use std::sync::PoisonError;
 use std::time::Duration;
 use tokio::sync::oneshot;

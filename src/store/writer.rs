@@ -103,7 +103,8 @@ impl RunWriter {
             return Ok(false);
         }
         let change = RunNotification::new(run_id, Some(RunStatus::Interrupted));
-        // Attention is encoded in parallel with the run and may have been stored before its event.
+        // Attention is encoded in parallel with the run and may have been stored before its event. If the server is alive
+        // after all, these few rows are lost.
         let orphans = "delete from attention t where t.run_id = $1 and not exists \
                        (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
         sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;

@@ -1,5 +1,6 @@
 //! The range of run ids that the times of a filter select.
 
+use crate::store::uuid_v7::first_id_at;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Postgres, QueryBuilder};
 use uuid::Uuid;
@@ -19,12 +20,12 @@ pub(in crate::store) struct IdRange {
 impl IdRange {
     /// Excludes ids of runs that began before `time`.
     pub fn begin_after(&mut self, time: DateTime<Utc>) {
-        self.from = self.from.max(Some(first_id(time.checked_sub_signed(MIN_DISPLACEMENT))));
+        self.from = self.from.max(time.checked_sub_signed(MIN_DISPLACEMENT).map(first_id_at));
     }
 
     /// Excludes ids of runs that began after `time`.
     pub fn end_before(&mut self, time: DateTime<Utc>) {
-        let end = first_id(time.checked_add_signed(MIN_DISPLACEMENT));
+        let end = time.checked_add_signed(MIN_DISPLACEMENT).map_or(Uuid::max(), first_id_at);
         self.until = Some(self.until.map_or(end, |until| until.min(end)));
     }
 
@@ -49,10 +50,4 @@ impl IdRange {
             query.push(" and run_id < ").push_bind(until);
         }
     }
-}
-
-/// Returns the smallest `UUIDv7` of a time, or the smallest of all for a time before 1970 or out of range.
-fn first_id(time: Option<DateTime<Utc>>) -> Uuid {
-    let milliseconds = time.map_or(0, |time| time.timestamp_millis());
-    Uuid::from_u128(u128::try_from(milliseconds).unwrap_or(0) << 80)
 }

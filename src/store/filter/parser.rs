@@ -82,7 +82,7 @@ impl<'a> FilterScanner<'a> {
             let part = self.value()?;
             if part.quoted { Condition::Phrase(part.text) } else { Condition::Word(part.text) }
         };
-        Ok(Term::new(negated, condition))
+        Ok(Term { negated, condition })
     }
 
     fn comparison(&mut self) -> Option<Comparison> {

@@ -1,6 +1,7 @@
-//! Translation of a filter to the conditions of statements.
+//! Translation of a search plan to the conditions of statements.
 
-use super::{Comparison, Condition, CountField, Filter};
+use super::plan::{PlannedTerm, SearchPlan};
+use super::{Comparison, Condition, CountField};
 use crate::events::RunStatus;
 use crate::store::full_text::search_texts;
 use crate::store::text::clean;
@@ -29,7 +30,7 @@ pub(in crate::store) enum Branch {
     Displaced,
 }
 
-impl Filter {
+impl SearchPlan {
     /// Appends ` and …` with the condition of each term, in a form that uses no index.
     pub(in crate::store) fn push_all(&self, query: &mut QueryBuilder<Postgres>) {
         for is_text in [false, true] {
@@ -42,7 +43,7 @@ impl Filter {
     /// Appends ` and …` with the conditions by which indexes find candidates.
     pub(in crate::store) fn push_indexed(&self, query: &mut QueryBuilder<Postgres>) {
         let (texts, others): (Vec<_>, Vec<_>) =
-            self.terms.iter().filter(|term| term.is_indexed).partition(|term| term.condition.is_full_text());
+            self.terms.iter().filter(|term| term.uses_index).partition(|term| term.condition.is_full_text());
         for term in others {
             query.push(" and (");
             term.condition.push_indexed(term.negated, query);
@@ -59,7 +60,7 @@ impl Filter {
 
     /// Returns the number of terms whose index contains the ids of runs.
     pub(in crate::store) fn count_id_indexes(&self) -> usize {
-        self.terms.iter().filter(|term| term.is_indexed && term.condition.has_id_index()).count()
+        self.terms.iter().filter(|term| term.uses_index && term.condition.has_id_index()).count()
     }
 
     /// Appends ` and …` with the condition of a branch.
@@ -105,10 +106,10 @@ impl Filter {
     }
 }
 
-impl super::Term {
+impl PlannedTerm {
     /// Returns true if each candidate must be checked for this term.
     fn needs_check(&self) -> bool {
-        !self.is_indexed || self.condition.is_phrase()
+        !self.uses_index || self.condition.is_phrase()
     }
 
     fn push_check(&self, query: &mut QueryBuilder<Postgres>) {

@@ -15,6 +15,10 @@ fn one(text: &str) -> Condition {
     terms.remove(0).condition
 }
 
+fn plan(text: &str) -> SearchPlan {
+    SearchPlan::new(Filter::parse(text, now()).unwrap())
+}
+
 fn error(text: &str) -> BadFilter {
     Filter::parse(text, now()).unwrap_err()
 }
@@ -49,11 +53,11 @@ fn every_kind_of_term_is_parsed() {
 fn model_terms_are_resolved_and_split_the_filter() {
     let known = ["Qwen3-4B", "qwen3-8b", "llama"].map(str::to_owned);
     let split = |text: &str| {
-        let mut filter = Filter::parse(text, now()).unwrap();
-        filter.resolve_models(&known);
-        filter.split()
+        let mut plan = plan(text);
+        plan.resolve_models(&known);
+        plan.split()
     };
-    let models = |filter: &Filter, term: usize| filter.terms[term].condition.clone();
+    let models = |plan: &SearchPlan, term: usize| plan.terms[term].condition.clone();
     let both = split("tokens>1 model:QWEN");
     assert_eq!(both.len(), 2);
     assert_eq!(models(&both[0], 1), Condition::Models(vec!["Qwen3-4B".into()], "QWEN".into()));
@@ -69,11 +73,11 @@ fn model_terms_are_resolved_and_split_the_filter() {
 #[test]
 fn index_is_used_for_rare_words_and_for_all_labels_if_one_is_rare() {
     let indexed = |text: &str, shares: &[f64]| {
-        let mut filter = Filter::parse(text, now()).unwrap();
-        let indexes: Vec<usize> = filter.frequency_terms().iter().map(|(index, ..)| *index).collect();
+        let mut plan = plan(text);
+        let indexes: Vec<usize> = plan.frequency_terms().iter().map(|(index, ..)| *index).collect();
         assert_eq!(indexes.len(), shares.len(), "{text}");
-        let lowest = filter.set_frequencies(&indexes.into_iter().zip(shares.iter().copied()).collect::<Vec<_>>());
-        (filter.terms.iter().map(|term| term.is_indexed).collect::<Vec<_>>(), lowest)
+        let lowest = plan.set_frequencies(&indexes.into_iter().zip(shares.iter().copied()).collect::<Vec<_>>());
+        (plan.terms.iter().map(|term| term.uses_index).collect::<Vec<_>>(), lowest)
     };
     assert_eq!(indexed("sky", &[0.1]), (vec![true], 0.1));
     assert_eq!(indexed("sky", &[0.2]), (vec![false], 1.0));
@@ -87,13 +91,13 @@ fn index_is_used_for_rare_words_and_for_all_labels_if_one_is_rare() {
 #[test]
 fn frequencies_are_estimated_for_the_longest_words_of_phrases() {
     let words = |text: &str| -> Vec<String> {
-        let terms = Filter::parse(text, now()).unwrap().frequency_terms();
+        let terms = plan(text).frequency_terms();
         terms.into_iter().map(|(_, _, start)| start).collect()
     };
     assert_eq!(words("blue \"the sea\" sky blue \"The sea\""), ["blue", "sky", "sea", "the"]);
     assert_eq!(words("“Sky” \"नमस्ते…  sea\""), ["sky", "नमस्ते", "sea"]);
     let long: Vec<String> = (0..300).map(|number| format!("w{number}")).collect();
-    assert_eq!(words(&format!("\"{0}\" \"{0} x\" session:a", long.join(" "))).len(), 1 + MAX_PHRASE_WORDS);
+    assert_eq!(words(&format!("\"{0}\" \"{0} x\" session:a", long.join(" "))).len(), 1 + super::plan::MAX_PHRASE_WORDS);
 }
 
 /// Inserts a run as an earlier version did, whose index contains `don’t` as one word, and the same run of this version.

@@ -2,7 +2,7 @@
 
 use super::{Examination, Listing, NOT_DELETED, Progress, push_examination};
 use crate::store::Error;
-use crate::store::filter::{Branch, Filter, IdRange};
+use crate::store::filter::{Branch, IdRange, SearchPlan};
 use crate::store::pool::PgConnection;
 use crate::store::scope::push_owned;
 use sqlx::{Postgres, QueryBuilder};
@@ -41,8 +41,8 @@ const FREQUENCIES: &str = "
     group by place order by place";
 
 /// Selects the terms for which the search uses an index. Returns the maximum share of runs that match all of these terms.
-pub(super) async fn choose_indexes(connection: &mut PgConnection, filter: &mut Filter) -> Result<f64, Error> {
-    let wanted = filter.frequency_terms();
+pub(super) async fn choose_indexes(connection: &mut PgConnection, plan: &mut SearchPlan) -> Result<f64, Error> {
+    let wanted = plan.frequency_terms();
     let mut shares = newest_shares(connection, &wanted).await?;
     if !wanted.is_empty() {
         let overall: Vec<f64> = sqlx::query_scalar(FREQUENCIES)
@@ -55,14 +55,14 @@ pub(super) async fn choose_indexes(connection: &mut PgConnection, filter: &mut F
         }
     }
     let indexes = wanted.iter().map(|(index, ..)| *index);
-    let lowest = filter.set_frequencies(&indexes.zip(shares).collect::<Vec<_>>());
-    for (index, pattern) in filter.request_patterns() {
+    let lowest = plan.set_frequencies(&indexes.zip(shares).collect::<Vec<_>>());
+    for (index, pattern) in plan.request_patterns() {
         let runs: Vec<Uuid> = sqlx::query_scalar("select run_id from run_keys where request_id ilike $1 limit $2")
             .bind(pattern)
             .bind(MAX_REQUEST_MATCHES + 1)
             .fetch_all(&mut *connection)
             .await?;
-        filter.set_request_matches(index, (runs.len() <= MAX_REQUEST_MATCHES as usize).then_some(runs));
+        plan.set_request_matches(index, (runs.len() <= MAX_REQUEST_MATCHES as usize).then_some(runs));
     }
     Ok(lowest)
 }
@@ -106,17 +106,30 @@ struct Window {
     upper: Uuid,
 }
 
+/// The size of the next window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum NextWindow {
+    /// Percent of the last window, or of [`MIN_WINDOW`] if that is larger.
+    Percent(u128),
+    /// All remaining runs.
+    Rest,
+}
+
 impl Window {
     fn new(lower: Uuid, upper: Uuid, ends: &WindowEnds) -> Self {
         Self { lower: Some(lower).filter(|lower| *lower > ends.oldest), upper }
     }
 
-    /// Returns the window below this one, whose size is `growth` percent of this one or of [`MIN_WINDOW`]; `None` if no run
-    /// is older.
-    fn next(&self, growth: u128, ends: &WindowEnds) -> Option<Self> {
+    /// Returns the window below this one; `None` if no run is older.
+    fn next(&self, size: NextWindow, ends: &WindowEnds) -> Option<Self> {
         let upper = self.lower?;
         let width = self.upper.as_u128().saturating_sub(upper.as_u128()).max(MIN_WINDOW);
-        let lower = upper.as_u128().saturating_sub((width / 100).saturating_mul(growth.max(1)));
+        let lower = match size {
+            NextWindow::Percent(percent) => {
+                upper.as_u128().saturating_sub((width / 100).saturating_mul(percent.max(1)))
+            }
+            NextWindow::Rest => 0,
+        };
         Some(Self::new(Uuid::from_u128(lower), upper, ends))
     }
 }
@@ -128,8 +141,8 @@ pub(super) async fn search(
     progress: Progress,
     frequency: f64,
 ) -> Result<Progress, Error> {
-    let max_candidates = listing.filter.max_candidates();
-    let mut range = listing.filter.id_range().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
+    let max_candidates = listing.plan.max_candidates();
+    let mut range = listing.plan.id_range().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
     range.until = progress.searched_until.into_iter().chain(range.until).min();
     let first_window = max_candidates.map_or(0.0, |max| max as f64 / frequency).clamp(FIRST_WINDOW.0, FIRST_WINDOW.1);
     let ends = window_ends(connection, range, first_window as i64).await?;
@@ -165,8 +178,10 @@ async fn search_checked(
         }
         progress.searched_until = window.lower;
         let affordable = (100 * budget).checked_div(examined.candidates);
-        let affordable = affordable.map_or(u128::MAX, |percent| percent.unsigned_abs().into());
-        let Some(next) = window.next(affordable.min(growth(found, missing - found)), ends) else { return Ok(progress) };
+        let affordable =
+            affordable.map_or(NextWindow::Rest, |percent| NextWindow::Percent(percent.unsigned_abs().into()));
+        let size = affordable.min(next_window(found, missing - found));
+        let Some(next) = window.next(size, ends) else { return Ok(progress) };
         window = next;
     }
 }
@@ -181,7 +196,7 @@ async fn search_unchecked(
     // The probe counts as a window if its matches allow an estimate of the frequency.
     let probed = progress.ids.first().map(|first_match| Window { lower: progress.searched_until, upper: *first_match });
     let found = progress.ids.len();
-    let after_probe = probed.and_then(|probed| probed.next(unchecked_growth(found, listing.wanted - found), ends));
+    let after_probe = probed.and_then(|probed| probed.next(next_unchecked_window(found, listing.wanted - found), ends));
     let mut window = after_probe.unwrap_or_else(|| Window::new(ends.first, ends.newest, ends));
     let mut min_candidates = 0;
     loop {
@@ -201,20 +216,22 @@ async fn search_unchecked(
             continue;
         }
         progress.searched_until = window.lower;
-        let Some(next) = window.next(unchecked_growth(found, missing - found), ends) else { return Ok(progress) };
+        let Some(next) = window.next(next_unchecked_window(found, missing - found), ends) else { return Ok(progress) };
         window = next;
     }
 }
 
-/// Returns the size of the next window, in percent of the last one, that is expected to contain twice the missing matches.
-fn growth(found: usize, missing: usize) -> u128 {
-    (200 * missing).checked_div(found).map_or(u128::MAX, |growth| growth as u128)
+/// Returns the size of the next window that is expected to contain twice the missing matches.
+fn next_window(found: usize, missing: usize) -> NextWindow {
+    (200 * missing).checked_div(found).map_or(NextWindow::Rest, |percent| NextWindow::Percent(percent as u128))
 }
 
-/// Returns [`growth`] for candidates that need no check, or [`u128::MAX`] for a window of all remaining runs if the growth
-/// exceeds [`MAX_GROWTH`].
-fn unchecked_growth(found: usize, missing: usize) -> u128 {
-    Some(growth(found, missing)).filter(|growth| *growth <= MAX_GROWTH).unwrap_or(u128::MAX)
+/// Returns [`next_window`] for candidates that need no check: all remaining runs if the growth exceeds [`MAX_GROWTH`].
+fn next_unchecked_window(found: usize, missing: usize) -> NextWindow {
+    match next_window(found, missing) {
+        NextWindow::Percent(percent) if percent > MAX_GROWTH => NextWindow::Rest,
+        size => size,
+    }
 }
 
 /// Returns the ends of windows on the runs of a range; the first window has `rows` runs. With fewer runs, the first window
@@ -252,15 +269,15 @@ async fn examine_window(
     let push_candidates = |sql: &mut QueryBuilder<Postgres>| {
         sql.push(if hides_ids { " and (true" } else { "" });
         range.push_inside(sql);
-        listing.filter.push_branch(listing.branch, sql);
+        listing.plan.push_branch(listing.branch, sql);
         sql.push(if hides_ids { ") is true" } else { "" });
         push_owned(sql, listing.scope);
-        listing.filter.push_indexed(sql);
+        listing.plan.push_indexed(sql);
         ""
     };
     let push_checks = |sql: &mut QueryBuilder<Postgres>| {
         sql.push(NOT_DELETED);
-        listing.filter.push_checked(sql);
+        listing.plan.push_checked(sql);
     };
     push_examination(&mut sql, push_candidates, max_candidates, push_checks, listing.wanted - progress.ids.len());
     Ok(sql.build_query_as().fetch_one(connection).await?)

@@ -27,7 +27,7 @@ pub(super) struct BatchInProgress {
     task: JoinHandle<PersistResult>,
     /// Runs of the batch, in case the write panics.
     runs: HashSet<RunId>,
-    abandoned: Vec<RunId>,
+    to_interrupt: Vec<RunId>,
     flushes: Vec<Flush>,
     /// Time at which its oldest record was received.
     received_at: Option<Instant>,
@@ -51,10 +51,10 @@ impl BatchWriter {
         let flushes = std::mem::take(&mut recorder.flushes);
         let received_at = recorder.received_at.take();
         let batch = recorder.take_batch();
-        let (runs, abandoned) = (batch.records.iter().map(Record::run_id).collect(), batch.abandoned.clone());
+        let (runs, to_interrupt) = (batch.records.iter().map(Record::run_id).collect(), batch.to_interrupt.clone());
         let (writer, spool) = (recorder.target.writer.clone(), Arc::clone(&self.spool));
         let task = tokio::spawn(async move { persist(&writer, &mut *spool.lock().await, batch, state).await });
-        self.in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
+        self.in_progress = Some(BatchInProgress { task, runs, to_interrupt, flushes, received_at });
     }
 
     /// Waits for the end of the batch in progress, and returns it for [`BatchWriter::finish`]; `None` without such a
@@ -76,7 +76,7 @@ impl BatchWriter {
             spool.is_drained()
         });
         let Ok(result) = result else {
-            recorder.on_write_panic(batch.runs, &batch.abandoned);
+            recorder.on_write_panic(batch.runs, &batch.to_interrupt);
             complete_flushes(batch.flushes, false);
             return;
         };

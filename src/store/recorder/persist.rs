@@ -1,13 +1,14 @@
 //! Writes of batches to the database, or to the spool file if that fails, and the drain of the spool file.
 
 use crate::events::{RunId, system};
+use crate::recording::NotStored;
 use crate::store::record::Record;
 use crate::store::spool::Spool;
 use crate::store::summary_builder::RunRow;
 use crate::store::writer::{Attempt, RunWriter};
 use crate::store::{Error, ErrorCounts};
 use futures::FutureExt;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -27,7 +28,7 @@ const MAX_DRAIN_TIME: Duration = Duration::from_millis(500);
 pub(super) struct Batch {
     pub records: Vec<Record>,
     pub rows: Vec<RunRow>,
-    pub abandoned: Vec<RunId>,
+    pub to_interrupt: Vec<RunId>,
 }
 
 /// Conditions under which a batch is written.
@@ -45,11 +46,9 @@ pub(super) struct PersistResult {
     pub rows: Vec<RunRow>,
     pub outcome: PersistOutcome,
     /// Dropped runs that are not yet marked as interrupted.
-    pub abandoned: Vec<RunId>,
-    /// Runs with a lost part.
-    pub lost: BTreeSet<RunId>,
-    /// Runs that were removed, so that their records were skipped.
-    pub removed: BTreeSet<RunId>,
+    pub to_interrupt: Vec<RunId>,
+    /// Runs of which a part is neither stored nor spooled.
+    pub not_stored: BTreeMap<RunId, NotStored>,
 }
 
 /// The destination of a batch.
@@ -65,19 +64,19 @@ pub(super) enum PersistOutcome {
 
 /// Writes a batch to the database or, if that is unavailable, to the spool file.
 pub(super) async fn persist(writer: &RunWriter, spool: &mut Spool, batch: Batch, state: WriteState) -> PersistResult {
-    let Batch { records, rows, abandoned } = batch;
+    let Batch { records, rows, to_interrupt } = batch;
     if spool.is_drained() && !state.is_overloaded {
         match attempt(write_timeout(&records), writer.write(&records, &rows, Attempt::First)).await {
             Ok(removed) => {
-                let abandoned = interrupt_all(writer, abandoned).await;
-                let (outcome, lost) = (PersistOutcome::Stored, BTreeSet::new());
-                return PersistResult { records, rows, outcome, abandoned, lost, removed };
+                let to_interrupt = interrupt_all(writer, to_interrupt).await;
+                let not_stored = removed.into_iter().map(|run_id| (run_id, NotStored::Removed)).collect();
+                return PersistResult { records, rows, outcome: PersistOutcome::Stored, to_interrupt, not_stored };
             }
             Err(failure) if !failure.is_transient() => {
                 tracing::error!(error = %failure, "the database rejected a batch; storing each run separately");
-                let (lost, removed) = store_one_by_one(writer, spool, &records, &rows).await;
+                let not_stored = store_one_by_one(writer, spool, &records, &rows).await;
                 let outcome = if spool.is_drained() { PersistOutcome::Stored } else { PersistOutcome::Spooled };
-                return PersistResult { records, rows, outcome, abandoned, lost, removed };
+                return PersistResult { records, rows, outcome, to_interrupt, not_stored };
             }
             _ if state.previous_failed => {}
             Err(failure) => {
@@ -108,7 +107,7 @@ pub(super) async fn persist(writer: &RunWriter, spool: &mut Spool, batch: Batch,
             }
         }
     }
-    PersistResult { records, rows, outcome, abandoned, lost: BTreeSet::new(), removed: BTreeSet::new() }
+    PersistResult { records, rows, outcome, to_interrupt, not_stored: BTreeMap::new() }
 }
 
 /// Stores the next records of a spool file.
@@ -157,8 +156,8 @@ async fn store_spooled(writer: &RunWriter, records: &[Record]) -> Result<(), Wri
 }
 
 /// Marks dropped runs as interrupted. Returns those that need a later attempt.
-async fn interrupt_all(writer: &RunWriter, mut abandoned: Vec<RunId>) -> Vec<RunId> {
-    while let Some(&run_id) = abandoned.last() {
+async fn interrupt_all(writer: &RunWriter, mut to_interrupt: Vec<RunId>) -> Vec<RunId> {
+    while let Some(&run_id) = to_interrupt.last() {
         match interrupt(writer, run_id).await {
             Ok(()) => {}
             Err(failure) if failure.is_transient() => break,
@@ -166,9 +165,9 @@ async fn interrupt_all(writer: &RunWriter, mut abandoned: Vec<RunId>) -> Vec<Run
                 tracing::error!(run.id = %run_id, error = %failure, "cannot mark a run as interrupted");
             }
         }
-        abandoned.pop();
+        to_interrupt.pop();
     }
-    abandoned
+    to_interrupt
 }
 
 async fn interrupt(writer: &RunWriter, run_id: RunId) -> Result<(), WriteFailure> {
@@ -201,14 +200,14 @@ pub(super) async fn row_time(writer: &RunWriter, run_id: RunId) -> Result<Durati
     Ok(Duration::from_millis(items.unsigned_abs() * 1000 / ITEMS_PER_SECOND))
 }
 
-/// Stores each run separately. Returns the runs that could be neither stored nor spooled, and those that were removed.
+/// Stores each run separately. Returns the runs of which a part is neither stored nor spooled.
 async fn store_one_by_one(
     writer: &RunWriter,
     spool: &mut Spool,
     records: &[Record],
     rows: &[RunRow],
-) -> (BTreeSet<RunId>, BTreeSet<RunId>) {
-    let (mut lost, mut all_removed) = (BTreeSet::new(), BTreeSet::new());
+) -> BTreeMap<RunId, NotStored> {
+    let mut not_stored = BTreeMap::new();
     let mut is_unavailable = false;
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
@@ -220,7 +219,7 @@ async fn store_one_by_one(
         };
         let kept = match result {
             Ok(removed) => {
-                all_removed.extend(removed);
+                not_stored.extend(removed.into_iter().map(|run_id| (run_id, NotStored::Removed)));
                 Ok(())
             }
             Err(failure) if failure.is_transient() => {
@@ -229,19 +228,32 @@ async fn store_one_by_one(
             }
             Err(failure) => match reject(spool, &records, &failure) {
                 Ok(()) => {
-                    // The row for the run list may still be accepted.
-                    let _ = attempt(WRITE_TIMEOUT, writer.write(&[], row, Attempt::Retry)).await;
-                    Ok(())
+                    not_stored.insert(run_id, NotStored::Rejected);
+                    store_start(writer, spool, records).await
                 }
                 Err(failure) => Err(failure),
             },
         };
         if let Err(failure) = kept {
             tracing::error!(error = %failure, run.id = %run_id, "cannot write a run to the database or the spool file");
-            lost.insert(run_id);
+            not_stored.insert(run_id, NotStored::PartLost);
         }
     }
-    (lost, all_removed)
+    not_stored
+}
+
+/// Stores the start of a run, if it is one of the rejected records. The run is then listed, and its later items belong to it.
+async fn store_start(writer: &RunWriter, spool: &mut Spool, mut records: Vec<Record>) -> Result<(), Error> {
+    records.retain(|record| matches!(record, Record::Started { .. }));
+    let Some(run_id) = records.first().map(Record::run_id) else { return Ok(()) };
+    match attempt(write_timeout(&records), writer.write(&records, None, Attempt::Retry)).await {
+        Ok(_) => Ok(()),
+        Err(failure) if failure.is_transient() => spool.append(&records),
+        Err(failure) => {
+            tracing::error!(run.id = %run_id, error = %failure, "the database rejected the start of a run");
+            Ok(())
+        }
+    }
 }
 
 fn reject(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {

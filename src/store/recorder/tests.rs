@@ -3,7 +3,8 @@
 
 use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, WriteState, drain_batch, persist, row_time};
 use super::*;
-use crate::events::{Event, EventType, ModCall, NotStored, RunEnd, RunStart, Scope, Surface, Usage, system};
+use crate::events::{Event, EventType, ModCall, RunEnd, RunStart, Scope, Surface, Usage, system};
+use crate::recording::NotStored;
 use crate::store::test_store::{TestFolder, open as store};
 use crate::store::{RunSummary, Store};
 use crate::trace::columns;
@@ -61,15 +62,20 @@ fn call() -> TraceItem {
     })
 }
 
+/// Returns items whose write panics.
+fn rejected_items(run_id: RunId) -> Record {
+    let first_numbers = Numbering { mod_calls: u32::MAX, ..Numbering::default() };
+    Record::Items { run_id, first_numbers, items: Arc::new(vec![call()]) }
+}
+
 /// Returns two finished runs. Writing a part of the first one panics.
 fn records() -> ([RunId; 2], Vec<Record>) {
     let (bad, good) = (start(), start());
     let ids = [bad.run_id, good.run_id];
-    let last = Numbering { mod_calls: u32::MAX, ..Numbering::default() };
     let records = vec![
         started(bad),
         started(good),
-        Record::Items { run_id: ids[0], first_numbers: last, items: Arc::new(vec![call()]) },
+        rejected_items(ids[0]),
         Record::Items { run_id: ids[1], first_numbers: Numbering::default(), items: Arc::new(vec![call()]) },
         ended(ids[0]),
         ended(ids[1]),
@@ -87,10 +93,14 @@ async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
     let (folder, store) = store().await;
     let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
     let (ids, batch) = records();
-    let batch = Batch { records: batch, rows: vec![], abandoned: vec![] };
+    let batch = Batch { records: batch, rows: vec![], to_interrupt: vec![] };
     let result = persist(&writer(&store), &mut spool, batch, WriteState::default()).await;
-    assert!(result.outcome == PersistOutcome::Stored && result.lost.is_empty());
-    assert!(store.find(&Scope::All, &ids[0].to_string()).await.unwrap().is_none());
+    assert_eq!(result.outcome, PersistOutcome::Stored);
+    // The client must not take the run for stored, but its start is found.
+    assert_eq!(result.not_stored.into_iter().collect::<Vec<_>>(), [(ids[0], NotStored::Rejected)]);
+    assert_eq!(find(&store, ids[0]).await.events, 0);
+    let damaged = store.damaged_links().await.unwrap();
+    assert!(!damaged.iter().any(|line| line.contains(&ids[0].to_string())), "{damaged:?}");
     assert!(store.find(&Scope::All, &ids[1].to_string()).await.unwrap().is_some());
     assert_eq!(refused(&folder), 1);
     let (ids, spooled) = records();
@@ -104,18 +114,66 @@ async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
     store.close().await;
 }
 
-#[tokio::test]
-async fn panic_for_one_run_drops_only_that_run() {
-    let (_folder, store) = store().await;
-    let target = Target {
-        writer: writer(&store),
+fn recorder(store: &Store) -> RecordingTask {
+    RecordingTask::new(Target {
+        writer: writer(store),
         live: store.inner.live.clone(),
         durability_acks: DurabilityAcks::default(),
         unstored: UnstoredRuns::default(),
         metrics: Arc::default(),
+    })
+}
+
+#[tokio::test]
+async fn rest_of_a_run_is_recorded_after_a_rejected_part() {
+    let (_folder, store) = store().await;
+    let mut recorder = recorder(&store);
+    let start = start();
+    let run_id = start.run_id;
+    let mut ack = recorder.target.durability_acks.request(run_id);
+    let reject = |recorder: &mut RecordingTask, Batch { records, rows, to_interrupt }: Batch| {
+        let (outcome, not_stored) = (PersistOutcome::Stored, [(run_id, NotStored::Rejected)].into());
+        recorder.on_written(PersistResult { records, rows, outcome, to_interrupt, not_stored }, true);
     };
-    let durability_acks = target.durability_acks.clone();
-    let mut recorder = RecordingTask::new(target);
+    recorder.receive(Signal::Started(start));
+    let batch = recorder.take_batch();
+    recorder.receive(Signal::Items(run_id, Arc::new(vec![call()])));
+    reject(&mut recorder, batch);
+    assert_eq!(ack.try_recv().unwrap(), Err(NotStored::Rejected));
+    recorder.receive(Signal::Ended(run_id, end()));
+    let batch = recorder.take_batch();
+    assert_eq!((batch.records.len(), batch.rows.len(), batch.to_interrupt.len()), (2, 1, 0));
+    reject(&mut recorder, batch);
+    assert_eq!(recorder.take_batch().to_interrupt, [run_id], "its end is not stored");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn run_with_a_rejected_end_is_interrupted() {
+    let (folder, store) = store().await;
+    let start = start();
+    let run_id = start.run_id;
+    let mut summary = RunSummaryBuilder::from_start(&start, Uuid::nil());
+    summary.end(&end());
+    drain(&folder, &store, &[started(start), event(run_id, 0)]).await;
+    let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
+    let records = vec![rejected_items(run_id), ended(run_id)];
+    let batch = Batch { records, rows: vec![summary.row()], to_interrupt: vec![] };
+    let result = persist(&writer(&store), &mut spool, batch, WriteState::default()).await;
+    assert_eq!(result.not_stored, [(run_id, NotStored::Rejected)].into());
+    let batch = Batch { records: vec![], rows: vec![], to_interrupt: vec![run_id] };
+    persist(&writer(&store), &mut spool, batch, WriteState::default()).await;
+    let run = find(&store, run_id).await;
+    assert_eq!((run.status, run.events), (RunStatus::Interrupted, 1), "the row contains the stored part");
+    spool.remove();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn panic_for_one_run_drops_only_that_run() {
+    let (_folder, store) = store().await;
+    let mut recorder = recorder(&store);
+    let durability_acks = recorder.target.durability_acks.clone();
     let (bad, good, lost) = (start(), start(), start());
     let [mut bad_kept, mut lost_kept] = [&bad, &lost].map(|start| durability_acks.request(start.run_id));
     for start in [&bad, &good, &lost] {
@@ -128,15 +186,15 @@ async fn panic_for_one_run_drops_only_that_run() {
     assert_eq!(bad_kept.try_recv().unwrap(), Err(NotStored::RecorderFailed));
     assert_eq!(recorder.pending.iter().filter(|record| record.run_id() == good.run_id).count(), 2);
     assert!(recorder.pending.iter().all(|record| record.run_id() != bad.run_id));
-    assert_eq!((recorder.abandoned.as_slice(), recorder.ignored.len()), (&[bad.run_id][..], 1));
+    assert_eq!((recorder.to_interrupt.as_slice(), recorder.dropped_active.len()), (&[bad.run_id][..], 1));
     recorder.receive(Signal::Ended(bad.run_id, end()));
-    assert!(recorder.ignored.is_empty());
+    assert!(recorder.dropped_active.is_empty());
     // A batch whose write panics.
     let batch = recorder.take_batch();
-    assert_eq!(batch.abandoned, [bad.run_id]);
-    recorder.on_write_panic(HashSet::from([lost.run_id]), &batch.abandoned);
+    assert_eq!(batch.to_interrupt, [bad.run_id]);
+    recorder.on_write_panic(HashSet::from([lost.run_id]), &batch.to_interrupt);
     assert!(lost_kept.try_recv().unwrap().is_err());
-    assert_eq!(recorder.abandoned, [bad.run_id, lost.run_id]);
+    assert_eq!(recorder.to_interrupt, [bad.run_id, lost.run_id]);
     recorder.receive(Signal::Ended(good.run_id, end()));
     assert!(
         recorder.pending.iter().any(|record| matches!(record, Record::Ended { run_id, .. } if *run_id == good.run_id))
@@ -150,11 +208,11 @@ async fn writes_to_a_hanging_database_time_out() {
     let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
     let mut blocker = store.inner.pool.begin().await.unwrap();
     sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
-    let abandoned = RunId::now();
-    let batch = Batch { records: Vec::new(), rows: Vec::new(), abandoned: vec![abandoned] };
+    let run_id = RunId::now();
+    let batch = Batch { records: Vec::new(), rows: Vec::new(), to_interrupt: vec![run_id] };
     let writer = writer(&store);
     let result = timeout(4 * WRITE_TIMEOUT, persist(&writer, &mut spool, batch, WriteState::default())).await;
-    assert_eq!(result.expect("it waits for the database").abandoned, [abandoned], "it is marked the next time");
+    assert_eq!(result.expect("it waits for the database").to_interrupt, [run_id], "it is marked the next time");
     blocker.rollback().await.unwrap();
     spool.remove();
     store.close().await;
@@ -221,7 +279,7 @@ async fn spooled_items_of_an_interrupted_run_update_its_row() {
 }
 
 #[tokio::test]
-async fn run_that_cannot_be_marked_does_not_block_other_abandoned_runs() {
+async fn run_that_cannot_be_marked_does_not_block_other_dropped_runs() {
     let (folder, store) = store().await;
     let bad = Arc::new(RunStart { request_id: "bad".into(), ..(*start()).clone() });
     let good = start();
@@ -230,9 +288,9 @@ async fn run_that_cannot_be_marked_does_not_block_other_abandoned_runs() {
     let reject = "alter table runs add check (request_id <> 'bad' or status <> 'interrupted')";
     sqlx::query(reject).execute(&store.inner.pool).await.unwrap();
     let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
-    let batch = Batch { records: Vec::new(), rows: Vec::new(), abandoned: vec![good_id, bad_id] };
+    let batch = Batch { records: Vec::new(), rows: Vec::new(), to_interrupt: vec![good_id, bad_id] };
     let result = persist(&writer(&store), &mut spool, batch, WriteState::default()).await;
-    assert_eq!((result.outcome, result.abandoned), (PersistOutcome::Stored, Vec::new()));
+    assert_eq!((result.outcome, result.to_interrupt), (PersistOutcome::Stored, Vec::new()));
     assert_eq!(find(&store, good_id).await.status, RunStatus::Interrupted);
     assert_eq!(find(&store, bad_id).await.status, RunStatus::Running);
     spool.remove();

@@ -13,6 +13,7 @@ use crate::store::LiveHub;
 use crate::store::address::{Addresses, with_timeout};
 use crate::store::mods::MODS_CHANNEL;
 use crate::store::pool::PgConnection;
+use crate::store::uuid_v7::first_id_at;
 use crate::store::writer::RunWriter;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::{PgListener, PgNotification};
@@ -195,14 +196,12 @@ impl Link {
     async fn catch_up(&self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&mut *connection).await?;
         let since = state.received_until.unwrap_or(now) - CLOCK_MARGIN;
-        let first = RunId(Uuid::new_v7(uuid::Timestamp::from_unix(
-            uuid::NoContext,
-            u64::try_from(since.timestamp()).unwrap_or(0),
-            0,
-        )));
         let select = "select run_id, owner, status from runs where run_id >= $1 order by run_id limit $2";
-        let mut rows: Vec<(Uuid, Option<String>, String)> =
-            sqlx::query_as(select).bind(first.0).bind(MAX_LOOKUP as i64 + 1).fetch_all(&mut *connection).await?;
+        let mut rows: Vec<(Uuid, Option<String>, String)> = sqlx::query_as(select)
+            .bind(first_id_at(since))
+            .bind(MAX_LOOKUP as i64 + 1)
+            .fetch_all(&mut *connection)
+            .await?;
         let complete = rows.len() <= MAX_LOOKUP;
         let running = sqlx::query_as("select run_id, owner, status from runs where status = 'running'");
         rows.extend(running.fetch_all(&mut *connection).await?);

@@ -8,7 +8,7 @@ use crate::store::record::Record;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::fs::{self, File};
-use std::io::{BufReader, ErrorKind, Read};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 /// The records in the spool files of a folder.
@@ -42,7 +42,8 @@ impl Spool {
                 Some("spool") if length > 0 => {
                     // A server may remove a drained file meanwhile.
                     let Ok(file) = File::open(&path) else { continue };
-                    let (records, first) = read(file, length).map_err(disk("cannot read", &path))?;
+                    let read = read(file, length).map_err(disk("cannot read", &path))?;
+                    let Some((records, first)) = read else { continue };
                     status.files += 1;
                     status.records += records;
                     status.bytes += length;
@@ -56,8 +57,16 @@ impl Spool {
     }
 }
 
-/// Returns the number of records and the time of the first one that has a time.
-fn read(file: File, length: u64) -> std::io::Result<(u64, Option<DateTime<Utc>>)> {
+/// Returns the number of records and the time of the first one that has a time. Returns `None` if the file has become
+/// shorter than `length`, because a server has drained it meanwhile.
+pub(super) fn read(file: File, length: u64) -> io::Result<Option<(u64, Option<DateTime<Utc>>)>> {
+    match read_records(file, length) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+fn read_records(file: File, length: u64) -> io::Result<(u64, Option<DateTime<Utc>>)> {
     let mut file = BufReader::new(file);
     let (mut at, mut records, mut first) = (0, 0, None);
     while first.is_none()

@@ -187,6 +187,16 @@ fn record_that_cannot_be_decoded_is_copied_once() {
 }
 
 #[test]
+fn status_skips_a_file_that_is_drained_meanwhile() {
+    let (_folder, mut spool) = spool();
+    spool.append(&records()).unwrap();
+    let read = |length| super::status::read(std::fs::File::open(&spool.path).unwrap(), length).unwrap();
+    assert_eq!(read(spool.end).map(|(count, _)| count), Some(records().len() as u64));
+    spool.file.set_len(0).unwrap();
+    assert_eq!(read(spool.end), None);
+}
+
+#[test]
 fn damaged_file_is_truncated_if_it_cannot_be_copied() {
     let (_folder, mut spool) = spool();
     spool.append(&records()).unwrap();

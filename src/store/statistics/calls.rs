@@ -1,8 +1,9 @@
 //! Durations of mod calls: per run, and by mod, model and time step.
 
-use super::days::{TimeSpan, first_run_id};
+use super::days::TimeSpan;
 use super::{Selection, StatisticsUnit, midnight};
 use crate::store::pool::{PgConnection, PgPool};
+use crate::store::uuid_v7::first_id_at;
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -102,7 +103,7 @@ pub(in crate::store) async fn measure_some(pool: &PgPool) -> Result<bool, sqlx::
 macro_rules! measured {
     ($from:literal, $until:literal) => {
         concat!("
-    select to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 3600000 * 3600) as hour,
+    select ", hour!(), " as hour,
         coalesce(owner, '') as owner, coalesce(", key_name!("model"), ", '') as model, ", key_name!("call.mod"), " as mod,
         call.calls, call.total_us, call.max_us
     from runs, unnest(mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) as call (mod, calls, total_us, max_us)
@@ -153,7 +154,7 @@ impl Sums {
     }
 }
 
-/// SQL that sums rows by mod and step, and by mod and model; only those of the mod `$6`, if it is not empty.
+/// SQL that sums rows by mod and step, and by mod and model; only those of the mod `$4`, if it is not empty.
 macro_rules! grouped {
     ($rows:expr) => {
         concat!(
@@ -161,7 +162,7 @@ macro_rules! grouped {
             summed!(),
             " from (select date_trunc($3, hour, 'utc') as step, * from ",
             $rows,
-            " where ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2) and ($6 = '' or mod = $6)) rows
+            " where ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2) and ($4 = '' or mod = $4)) rows
             group by grouping sets ((mod, step), (mod, model))"
         )
     };
@@ -174,10 +175,10 @@ pub(super) async fn read_counted(
     first: NaiveDate,
 ) -> Result<Vec<CallRow>, sqlx::Error> {
     let read = match selection.unit {
-        StatisticsUnit::Hour => grouped!(stored!("mod_call_stats")),
-        StatisticsUnit::Day => grouped!(stored!("mod_call_stats_by_day")),
+        StatisticsUnit::Hour => grouped!("(select * from mod_call_stats where hour >= $5) stored"),
+        StatisticsUnit::Day => grouped!("(select * from mod_call_stats_by_day where hour >= $5) stored"),
     };
-    selection.fetch_stored(connection, read, midnight(first)).await
+    selection.query(read).bind(midnight(first)).fetch_all(connection).await
 }
 
 /// Sums the durations in the runs of a span without stored sums.
@@ -186,7 +187,8 @@ pub(super) async fn count(
     selection: &Selection<'_>,
     span: TimeSpan,
 ) -> Result<Vec<CallRow>, sqlx::Error> {
-    selection.fetch(connection, grouped!(concat!("(", measured!("$4", "$5"), ") measured")), span).await
+    let count = grouped!(concat!("(", measured!("$5", "$6"), ") measured"));
+    selection.query(count).bind(first_id_at(span.0)).bind(first_id_at(span.1)).fetch_all(connection).await
 }
 
 /// Returns true if all ended runs of a span are measured.
@@ -195,8 +197,8 @@ pub(super) async fn is_measured(connection: &mut PgConnection, span: TimeSpan) -
         "select not exists (select 1 from runs where mod_call_names is null and status <> 'running' and deletion is null
             and run_id >= $1 and run_id < $2)",
     )
-    .bind(first_run_id(span.0))
-    .bind(first_run_id(span.1))
+    .bind(first_id_at(span.0))
+    .bind(first_id_at(span.1))
     .fetch_one(connection)
     .await
 }
@@ -217,7 +219,7 @@ pub(super) async fn replace(connection: &mut PgConnection, span: TimeSpan) -> Re
         measured!("$1", "$2"),
         ") measured group by hour, owner, model, mod"
     );
-    let insert = sqlx::query(insert).bind(first_run_id(span.0)).bind(first_run_id(span.1));
+    let insert = sqlx::query(insert).bind(first_id_at(span.0)).bind(first_id_at(span.1));
     insert.execute(connection).await.map(drop)
 }
 
@@ -233,7 +235,7 @@ pub(super) async fn add(connection: &mut PgConnection, span: TimeSpan, run_ids: 
         on conflict (hour, owner, model, mod) do update set calls = stored.calls + excluded.calls,
             total_us = stored.total_us + excluded.total_us, max_us = greatest(stored.max_us, excluded.max_us)"
     );
-    let insert = sqlx::query(insert).bind(first_run_id(span.0)).bind(first_run_id(span.1)).bind(run_ids);
+    let insert = sqlx::query(insert).bind(first_id_at(span.0)).bind(first_id_at(span.1)).bind(run_ids);
     insert.execute(connection).await.map(drop)
 }
 

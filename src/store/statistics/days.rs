@@ -9,10 +9,13 @@ use super::calls;
 use super::midnight;
 use super::run_counts;
 use crate::store::error::is_transient;
-use crate::store::pool::{PgConnection, PgPool};
+use crate::store::pool::{PgConnection, PgPool, Transaction};
+use crate::store::uuid_v7::first_id_at;
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 use std::collections::HashSet;
 use std::fmt::Display;
+use std::time::Duration;
+use tokio::time::sleep;
 use uuid::Uuid;
 
 /// Number of past days whose runs are counted again after runs were stored late.
@@ -22,6 +25,8 @@ const RECOUNTED_DAYS: u64 = 7;
 const HOUR_DELAY: TimeDelta = TimeDelta::minutes(10);
 /// Minimum runs of such an hour. Fewer runs are counted quickly when statistics are read.
 const MIN_HOUR_RUNS: usize = 200;
+/// Delay before the next attempt to count while a server of an earlier version counts.
+const COUNT_LOCK_DELAY: Duration = Duration::from_millis(200);
 
 /// Returns the first day with runs or with counts.
 pub(super) async fn first_day(connection: &mut PgConnection) -> Result<Option<NaiveDate>, sqlx::Error> {
@@ -65,14 +70,21 @@ fn hours_of(day: NaiveDate) -> impl Iterator<Item = DateTime<Utc>> {
     (0..24).map(move |hour| midnight(day) + TimeDelta::hours(hour))
 }
 
-/// Returns the first id of a run at this time.
-pub(super) fn first_run_id(time: DateTime<Utc>) -> Uuid {
-    Uuid::from_u128(u128::from(u64::try_from(time.timestamp_millis()).unwrap_or(0)) << 80)
+/// The past hours that are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HourCount {
+    /// Hours that are not counted.
+    New,
+    /// All hours: runs may have been added to those that are counted.
+    All,
 }
 
-/// Counts the past hours of today and of yesterday that have many runs, if their day is not counted. With `again`, counts
-/// hours again to which runs were added.
-pub(in crate::store) async fn count_hours(pool: &PgPool, now: DateTime<Utc>, again: bool) -> Result<(), sqlx::Error> {
+/// Counts the past hours of today and of yesterday that have many runs, if their day is not counted.
+pub(in crate::store) async fn count_hours(
+    pool: &PgPool,
+    now: DateTime<Utc>,
+    hours: HourCount,
+) -> Result<(), sqlx::Error> {
     let yesterday = now.date_naive() - Days::new(1);
     let mut connection = pool.acquire().await?;
     let days: Vec<NaiveDate> = sqlx::query_scalar("select day from run_stats_days where day >= $1")
@@ -87,7 +99,7 @@ pub(in crate::store) async fn count_hours(pool: &PgPool, now: DateTime<Utc>, aga
     for day in [now.date_naive(), yesterday].into_iter().filter(|day| !days.contains(day)) {
         for hour in hours_of(day).filter(is_past) {
             let is_counted = counted.contains(&hour);
-            if !is_counted || again {
+            if !is_counted || hours == HourCount::All {
                 let count = count_hour(pool, hour, is_counted).await;
                 keep_first_error(&mut result, &hour, count)?;
             }
@@ -117,14 +129,13 @@ fn keep_first_error(
 /// Counts the runs of an hour that are not counted, unless one still runs, or the hour is not counted and has few runs.
 async fn count_hour(pool: &PgPool, hour: DateTime<Utc>, is_counted: bool) -> Result<(), sqlx::Error> {
     let span = hour_span(hour);
-    let mut transaction = pool.begin().await?;
-    lock(&mut transaction).await?;
+    let mut transaction = begin_count(pool).await?;
     let is_complete: bool = sqlx::query_scalar(
         "select not exists (select 1 from runs where run_id >= $1 and run_id < $2 and deletion is null
             and (status = 'running' or mod_call_names is null))",
     )
-    .bind(first_run_id(span.0))
-    .bind(first_run_id(span.1))
+    .bind(first_id_at(span.0))
+    .bind(first_id_at(span.1))
     .fetch_one(&mut *transaction)
     .await?;
     if !is_complete {
@@ -147,10 +158,23 @@ async fn count_hour(pool: &PgPool, hour: DateTime<Utc>, is_counted: bool) -> Res
     transaction.commit().await
 }
 
-/// Locks the counting. All servers count the same times, so only one of them may count at a time.
-async fn lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query("select pg_advisory_xact_lock(7237120550118)").execute(connection).await?;
-    Ok(())
+/// Begins a transaction that counts runs. Its statements see the same runs: one that is deleted meanwhile is counted with its
+/// id. All servers count the same times, so only one of them may count at a time.
+async fn begin_count(pool: &PgPool) -> Result<Transaction, sqlx::Error> {
+    loop {
+        let mut transaction = pool.begin_with("begin isolation level repeatable read").await?;
+        // Unlike an advisory lock, it is taken before the snapshot, which then contains the counts of the other servers. Its
+        // mode permits the inserts of servers of earlier versions, which do not take it.
+        sqlx::query("lock table run_stats_days in share update exclusive mode").execute(&mut *transaction).await?;
+        // The lock of servers of earlier versions. A snapshot from before a wait for it would lack their counts.
+        let is_locked: bool =
+            sqlx::query_scalar("select pg_try_advisory_xact_lock(7237120550118)").fetch_one(&mut *transaction).await?;
+        if is_locked {
+            return Ok(transaction);
+        }
+        transaction.rollback().await?;
+        sleep(COUNT_LOCK_DELAY).await;
+    }
 }
 
 /// Sums the counts of the hours of a day.
@@ -208,8 +232,8 @@ impl UncountedRuns {
         let mut run_ids: Vec<Uuid> = sqlx::query_scalar(
             "select run_id from runs where run_id >= $1 and run_id < $2 and status <> 'running' and deletion is null",
         )
-        .bind(first_run_id(span.0))
-        .bind(first_run_id(span.1))
+        .bind(first_id_at(span.0))
+        .bind(first_id_at(span.1))
         .fetch_all(&mut *connection)
         .await?;
         let counted: Option<Vec<Uuid>> = sqlx::query_scalar("select run_ids from counted_runs where hour = $1")
@@ -284,8 +308,7 @@ enum CallCount {
 
 /// Counts the runs of a day that are not counted, and the durations of their mod calls. The counts of deleted runs stay.
 async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
-    let mut transaction = pool.begin().await?;
-    lock(&mut transaction).await?;
+    let mut transaction = begin_count(pool).await?;
     let day_span = (midnight(day), midnight(day + Days::new(1)));
     let has_mod_calls: Option<bool> = sqlx::query_scalar("select has_mod_calls from run_stats_days where day = $1")
         .bind(day)
@@ -335,61 +358,4 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{count_days, uncounted_spans};
-    use crate::store::statistics::midnight;
-    use crate::store::test_store::{self, INSERT_RUNS};
-    use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
-    use std::collections::HashSet;
-
-    fn day(day: u32) -> NaiveDate {
-        NaiveDate::from_ymd_opt(2026, 3, day).unwrap()
-    }
-
-    fn hour(on: u32, hour: i64) -> DateTime<Utc> {
-        midnight(day(on)) + TimeDelta::hours(hour)
-    }
-
-    #[test]
-    fn spans_are_the_times_that_are_not_counted() {
-        let spans = |first, today, days: &[u32], hours: &[DateTime<Utc>]| {
-            let days: HashSet<NaiveDate> = days.iter().copied().map(day).collect();
-            uncounted_spans(day(first), day(today), &days, &hours.iter().copied().collect())
-        };
-        assert_eq!(spans(4, 7, &[5], &[]), [(hour(4, 0), hour(5, 0)), (hour(6, 0), hour(9, 0))]);
-        assert_eq!(spans(4, 5, &[4, 5, 6], &[]), []);
-        let expected = [(hour(5, 0), hour(5, 3)), (hour(5, 5), hour(6, 23))];
-        assert_eq!(spans(4, 5, &[4], &[hour(5, 3), hour(5, 4), hour(6, 23)]), expected);
-    }
-
-    /// Counts the hour like a server of an earlier version.
-    const EARLIER_COUNT: &str = "
-        delete from run_stats;
-        insert into run_stats select timestamptz '2100-01-01 00:00Z', '', '', '', count(*),
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from runs";
-
-    #[tokio::test]
-    async fn server_of_an_earlier_version_causes_no_double_counts() {
-        let (_folder, store) = test_store::open().await;
-        let pool = &store.inner.pool;
-        let insert = async |first: i32, last: i32| {
-            sqlx::query(INSERT_RUNS).bind(first).bind(last).execute(pool).await.unwrap();
-        };
-        let count = async || {
-            count_days(pool, NaiveDate::from_ymd_opt(2100, 1, 2).unwrap()).await.unwrap();
-            let sum = "select sum(runs)::bigint from run_stats where mod = ''";
-            sqlx::query_scalar::<_, i64>(sum).fetch_one(pool).await.unwrap()
-        };
-        insert(1, 2).await;
-        assert_eq!(count().await, 2);
-        insert(3, 3).await;
-        sqlx::raw_sql(EARLIER_COUNT).execute(pool).await.unwrap();
-        assert_eq!(count().await, 3, "run 3 is counted once");
-        insert(4, 4).await;
-        assert_eq!((count().await, count().await), (4, 4));
-        sqlx::query("delete from runs where request_id = 'r1'").execute(pool).await.unwrap();
-        insert(5, 5).await;
-        assert_eq!((count().await, count().await), (5, 5), "the ids are those of the counted runs again");
-        store.close().await;
-    }
-}
+mod tests;

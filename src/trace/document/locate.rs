@@ -284,3 +284,41 @@ impl<'de> Deserialize<'de> for Fields<'de> {
         deserializer.deserialize_map(Collect)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{ACTION_TYPES, EVENT_TYPES, FieldKind, LOG_LEVELS, ObjectKind};
+    use crate::trace::document::DocumentWire;
+    use serde_json::{Value, json};
+    use std::collections::{BTreeMap, BTreeSet};
+    use utoipa::{PartialSchema, ToSchema};
+
+    fn texts(list: &Value) -> BTreeSet<&str> {
+        list.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+
+    #[test]
+    fn slow_pass_knows_the_fields_of_the_fast_pass() {
+        let mut schemas = vec![("IngestDocument".to_owned(), DocumentWire::schema())];
+        DocumentWire::schemas(&mut schemas);
+        let schemas = json!(schemas.into_iter().collect::<BTreeMap<_, _>>());
+        for (kind, name) in [
+            (ObjectKind::Document, "IngestDocument"),
+            (ObjectKind::Request, "IngestRequest"),
+            (ObjectKind::Event, "IngestEvent"),
+            (ObjectKind::ModCall, "IngestModCall"),
+            (ObjectKind::ModLog, "IngestModLog"),
+            (ObjectKind::Action, "IngestAction"),
+        ] {
+            let properties: BTreeSet<&str> =
+                schemas[name]["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+            assert_eq!(kind.fields().iter().map(|(field, ..)| *field).collect::<BTreeSet<_>>(), properties, "{name}");
+            let required = kind.fields().iter().filter(|(.., required)| *required).map(|(field, ..)| *field);
+            assert_eq!(required.collect::<BTreeSet<_>>(), texts(&schemas[name]["required"]), "{name}");
+        }
+        for (kind, name) in [(EVENT_TYPES, "EventType"), (LOG_LEVELS, "LogLevel"), (ACTION_TYPES, "ActionType")] {
+            let FieldKind::Choice(names) = kind else { unreachable!("the constants are choices") };
+            assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), texts(&schemas[name]["enum"]), "{name}");
+        }
+    }
+}

@@ -41,10 +41,10 @@ impl Numbering {
 pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<String> {
     let index = numbering.next(item);
     Some(match item {
-        TraceItem::Event(event) => tagged(r#"{"kind":"event""#.to_owned(), &Wire(event)),
-        TraceItem::ModCall(call) => tagged(format!(r#"{{"kind":"mod_call","index":{index}"#), &Wire(call)),
-        TraceItem::ModLog(log) => tagged(format!(r#"{{"kind":"mod_log","index":{index}"#), &Wire(log)),
-        TraceItem::Action(action) => tagged(format!(r#"{{"kind":"action","index":{index}"#), &Wire(action)),
+        TraceItem::Event(event) => tagged(r#"{"kind":"event""#.to_owned(), &JsonView(event)),
+        TraceItem::ModCall(call) => tagged(format!(r#"{{"kind":"mod_call","index":{index}"#), &JsonView(call)),
+        TraceItem::ModLog(log) => tagged(format!(r#"{{"kind":"mod_log","index":{index}"#), &JsonView(log)),
+        TraceItem::Action(action) => tagged(format!(r#"{{"kind":"action","index":{index}"#), &JsonView(action)),
         TraceItem::Attention(_) => return None,
     })
 }
@@ -52,7 +52,7 @@ pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<Strin
 /// Serializes the whole document.
 pub fn document(document: &Document) -> Vec<u8> {
     let mut json = Vec::new();
-    serialize(&mut json, &Wire(document));
+    serialize(&mut json, &JsonView(document));
     json
 }
 
@@ -72,7 +72,7 @@ fn serialize(json: &mut Vec<u8>, object: &impl Serialize) {
 }
 
 /// A value whose fields are written with the names of the document.
-struct Wire<'a, T: ?Sized>(&'a T);
+struct JsonView<'a, T: ?Sized>(&'a T);
 
 /// A writer of the fields of a JSON object.
 struct Fields<S: Serializer>(S::SerializeMap);
@@ -96,9 +96,9 @@ impl<S: Serializer> Fields<S> {
 
     fn list<'a, T>(&mut self, name: &'static str, list: &'a [T]) -> Result<(), S::Error>
     where
-        Wire<'a, T>: Serialize,
+        JsonView<'a, T>: Serialize,
     {
-        self.write_field(name, &list.iter().map(Wire).collect::<Vec<_>>())
+        self.write_field(name, &list.iter().map(JsonView).collect::<Vec<_>>())
     }
 
     fn end(self) -> Result<S::Ok, S::Error> {
@@ -106,10 +106,10 @@ impl<S: Serializer> Fields<S> {
     }
 }
 
-impl Serialize for Wire<'_, Document> {
+impl Serialize for JsonView<'_, Document> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = Fields::<S>::new(serializer)?;
-        out.write_field("request", &Wire(&self.0.request))?;
+        out.write_field("request", &JsonView(&self.0.request))?;
         out.list("events", &self.0.events)?;
         out.list("mod_calls", &self.0.mod_calls)?;
         out.list("mod_logs", &self.0.mod_logs)?;
@@ -118,7 +118,7 @@ impl Serialize for Wire<'_, Document> {
     }
 }
 
-impl Serialize for Wire<'_, RequestMeta> {
+impl Serialize for JsonView<'_, RequestMeta> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = Fields::<S>::new(serializer)?;
         out.write_field("request_id", &self.0.request_id)?;
@@ -142,7 +142,7 @@ impl Serialize for Wire<'_, RequestMeta> {
     }
 }
 
-impl Serialize for Wire<'_, Event> {
+impl Serialize for JsonView<'_, Event> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let event = self.0;
         let mut out = Fields::<S>::new(serializer)?;
@@ -174,7 +174,7 @@ impl Serialize for Wire<'_, Event> {
     }
 }
 
-impl Serialize for Wire<'_, ModCall> {
+impl Serialize for JsonView<'_, ModCall> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let call = self.0;
         let mut out = Fields::<S>::new(serializer)?;
@@ -191,7 +191,7 @@ impl Serialize for Wire<'_, ModCall> {
     }
 }
 
-impl Serialize for Wire<'_, ModLog> {
+impl Serialize for JsonView<'_, ModLog> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let log = self.0;
         let mut out = Fields::<S>::new(serializer)?;
@@ -204,7 +204,7 @@ impl Serialize for Wire<'_, ModLog> {
     }
 }
 
-impl Serialize for Wire<'_, ActionRecord> {
+impl Serialize for JsonView<'_, ActionRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let action = self.0;
         let mut out = Fields::<S>::new(serializer)?;

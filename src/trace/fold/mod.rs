@@ -41,6 +41,8 @@ pub struct Fold {
     step: StepState,
     /// Index of the first row of the newest `Added`.
     added_from: usize,
+    /// Index of the first row since the newest `Added` that no exception has flagged.
+    unflagged_from: usize,
     /// Type of the newest event.
     newest: Option<EventType>,
     /// Number of mod calls so far.
@@ -176,6 +178,7 @@ impl Fold {
 
     fn apply_added(&mut self, event: &Event, seq: u32, dt_ms: u16) {
         self.added_from = self.rows.len();
+        self.unflagged_from = self.added_from;
         let forced = event.forced == Some(true);
         let measured = event.measured.as_ref();
         let measures = measured.map_or(&[][..], |measured| &measured.tokens);
@@ -310,7 +313,9 @@ impl Fold {
         match self.newest {
             Some(EventType::ForwardPass | EventType::Sampled) => self.step.pending |= flags::ERROR,
             Some(EventType::Added) => {
-                self.rows[self.added_from..].iter_mut().for_each(|row| row.flags |= flags::ERROR);
+                // Once per row, because any number of calls may fail at an event.
+                self.rows[self.unflagged_from..].iter_mut().for_each(|row| row.flags |= flags::ERROR);
+                self.unflagged_from = self.rows.len();
             }
             Some(EventType::Prefilled) | None => {}
         }

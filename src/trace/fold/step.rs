@@ -5,6 +5,10 @@ use crate::events::{Event, TokenId};
 use serde::Deserialize;
 use std::sync::Arc;
 
+/// Maximum `Sampled` events that look up their token in the candidates of one `ForwardPass`. A trace of another engine may
+/// have any number of both.
+const MAX_LOOKUPS: u32 = 16;
+
 /// The state of a step between `ForwardPass` and `Added`.
 #[derive(Debug, Clone, Default)]
 pub struct StepState {
@@ -16,6 +20,8 @@ pub struct StepState {
     entropy: Option<f32>,
     /// The candidates in a trace of another engine.
     candidates: Vec<Candidate>,
+    /// Number of lookups in the candidates.
+    lookups: u32,
     /// The sampled token and its step.
     drawn: Option<(i32, SampledToken)>,
 }
@@ -77,6 +83,10 @@ impl StepState {
 
     /// Records a `Sampled` event.
     pub fn record_sampled(&mut self, event: &Event) {
+        self.lookups += 1;
+        if self.lookups > MAX_LOOKUPS {
+            self.candidates.clear();
+        }
         let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
         let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));
         let sampled = self.candidates.iter().find(|candidate| Some(candidate.token) == token);

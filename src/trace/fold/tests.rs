@@ -198,6 +198,20 @@ fn short_payload_creates_a_bounded_number_of_rows() {
     assert_eq!(fold.counters().prompt_tokens, i32::MAX as u32);
 }
 
+/// Otherwise a small document with many tokens and many failing calls would need hours.
+#[test]
+fn rows_are_flagged_once_for_any_number_of_exceptions() {
+    let mut added = Event::new(EventType::Added, 0, 0, None);
+    added.added_tokens = Some(vec![1; 3]);
+    let raise = items_of(&[Move::Raise]).remove(0);
+    let mut fold = fold_of(&[TraceItem::Event(added), raise.clone()]);
+    assert!(fold.rows().iter().all(|row| row.flags & flags::ERROR != 0));
+    fold.rows.iter_mut().for_each(|row| row.flags = 0);
+    fold.apply(&raise);
+    assert!(fold.rows().iter().all(|row| row.flags == 0));
+    assert_eq!(fold.counters().errors, 2);
+}
+
 #[test]
 fn forty_thousand_tokens_with_backtracks_are_counted() {
     let mut fold = Fold::new();

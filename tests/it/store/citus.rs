@@ -4,7 +4,8 @@ use super::{Data, LiveRun, document, psql};
 use crate::harness::thunder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus, Scope, system};
+use thunder::events::{RunStatus, Scope, system};
+use thunder::recording::RecorderHandle;
 use thunder::store::{AttentionParts, Database, Error, IngestError, NewFeedback, Retention, RunQuery, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
@@ -44,7 +45,7 @@ async fn node_lost_within_transaction_rejects_documents_and_spools_runs() {
     psql(&url, "update message set text = 'server closed the connection unexpectedly'").await;
     let mut run = LiveRun::new("spooled");
     store.start_recorder();
-    let Recorder { signals, .. } = store.recorder();
+    let RecorderHandle { signals, .. } = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }
@@ -235,7 +236,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     assert!(matches!(store.ingest(&Scope::All, None, document("after", 4)).await, Err(IngestError::Conflict { .. })));
     let mut live = LiveRun::new("live");
     store.start_recorder();
-    let Recorder { signals, .. } = store.recorder();
+    let RecorderHandle { signals, .. } = store.recorder();
     for signal in live.all(3) {
         signals.send(signal).await.unwrap();
     }

@@ -2,7 +2,8 @@
 
 use super::{Data, LiveRun, document, kill, psql};
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus, Scope};
+use thunder::events::{RunStatus, Scope};
+use thunder::recording::RecorderHandle;
 use thunder::store::{Database, EmbeddedError, Error, Store};
 
 #[tokio::test]
@@ -169,7 +170,7 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     let (mut dead, mut alive) = (LiveRun::new("dead"), LiveRun::new("alive"));
     for (store, run) in [(&dead_server, &mut dead), (&first, &mut alive)] {
         store.start_recorder();
-        let Recorder { signals: recorder, .. } = store.recorder();
+        let RecorderHandle { signals: recorder, .. } = store.recorder();
         for signal in [run.started(), run.prefilled(), run.token(" a")] {
             recorder.send(signal).await.unwrap();
         }

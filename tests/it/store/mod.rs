@@ -22,9 +22,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thunder::events::{
     ActionRecord, ActionType, Alternative, AttentionStep, DraftUsage, Event, EventType, Finish, FinishReason, LogLevel,
-    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Scope, Signal, StageCount,
+    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Scope, StageCount,
     TokenMeasurement, TraceItem, Usage, system,
 };
+use thunder::recording::Signal;
 use thunder::store::{RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
 use uuid::{NoContext, Timestamp, Uuid};

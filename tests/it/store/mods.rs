@@ -4,7 +4,8 @@ use super::{Data, LiveRun, kill_listeners, psql, wait_for_status};
 use chrono::Days;
 use serde_json::json;
 use std::time::Duration;
-use thunder::events::{Recorder, RunStatus, system};
+use thunder::events::{RunStatus, system};
+use thunder::recording::RecorderHandle;
 use thunder::store::{ModVersion, Retention, Store};
 use tokio::time::timeout;
 
@@ -41,7 +42,7 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
 
     let mut run = LiveRun::new("now");
     store.start_recorder();
-    let Recorder { signals, .. } = store.recorder();
+    let RecorderHandle { signals, .. } = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }
@@ -52,8 +53,17 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), true)]);
     assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "an uploaded version must stay");
 
-    // An upload of the same version makes it an uploaded version.
+    // An upload of the same version makes it an uploaded version, and another upload replaces its description.
     store.save_mod(&version("calm", "older but used", false)).await.unwrap();
+    let mut described = version("calm", "older but used", false);
+    described.upload["description"] = json!("Calm.");
+    store.save_mod(&described).await.unwrap();
+    assert_eq!(store.uploaded_mod("calm").await.unwrap().unwrap().upload, described.upload);
+    // Earlier releases gave the same hash to uploads with different entrypoints.
+    let mut other_entrypoint = described.clone();
+    other_entrypoint.upload["entrypoint"] = json!("calm");
+    store.save_mod(&other_entrypoint).await.unwrap();
+    assert_eq!(store.uploaded_mod("calm").await.unwrap().unwrap().upload, described.upload);
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), false)]);
     for number in 0..120 {
         store.save_used_mod(&version("calm", &format!("v{number}"), true), today).await.unwrap();

@@ -5,7 +5,8 @@ use chrono::Days;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use thunder::events::{Recorder, RunStatus, Scope, Signal, TraceItem, system};
+use thunder::events::{RunStatus, Scope, TraceItem, system};
+use thunder::recording::{RecorderHandle, Signal};
 use thunder::store::{AttentionParts, Database, Error, HeadRowsPart, LiveUpdate, Retention, Store};
 use tokio::sync::broadcast::error::RecvError;
 
@@ -14,7 +15,7 @@ async fn run_is_recorded_incrementally_and_read_completely() {
     let data = Data::new();
     let store = data.open().await;
     store.start_recorder();
-    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
+    let (RecorderHandle { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let mut changes = live.runs(&Scope::All);
     let mut run = LiveRun::new("live");
     let mut sent = vec![run.started(), run.prefilled(), run.token(" sky")];
@@ -86,7 +87,7 @@ async fn duplicate_request_id_keeps_run() {
     let data = Data::new();
     let store = data.open().await;
     store.start_recorder();
-    let Recorder { signals: recorder, .. } = store.recorder();
+    let RecorderHandle { signals: recorder, .. } = store.recorder();
     let (mut first, mut second) = (LiveRun::new("twice"), LiveRun::new("twice"));
     for signal in first.all(1).into_iter().chain(second.all(1)) {
         recorder.send(signal).await.unwrap();
@@ -104,7 +105,7 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     let data = Data::with_outages();
     let store = data.open().await;
     store.start_recorder();
-    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
+    let (RecorderHandle { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let (mut before, mut during) = (LiveRun::new("before"), LiveRun::new("during"));
     let mut sent = vec![before.started(), before.prefilled(), before.token(" a")];
     for signal in &sent {
@@ -156,7 +157,7 @@ async fn read_of_a_spooled_run_fails_until_it_is_stored() {
     let data = Data::with_outages();
     let store = data.open().await;
     store.start_recorder();
-    let Recorder { signals: recorder, unstored, .. } = store.recorder();
+    let RecorderHandle { signals: recorder, unstored, .. } = store.recorder();
     let mut run = LiveRun::new("spooled");
     unstored.unwrap().insert(run.run_id(), "spooled".into(), None, Arc::new(AtomicBool::new(true)));
     data.begin_outage().await;
@@ -177,7 +178,7 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
     let data = Data::with_outages();
     let store = data.open().await;
     store.start_recorder();
-    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
+    let (RecorderHandle { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let mut ends = live.runs(&Scope::All);
     data.begin_outage().await;
     let (mut complete, mut incomplete) = (LiveRun::new("complete"), LiveRun::new("incomplete"));
@@ -210,7 +211,7 @@ async fn spooled_records_of_removed_run_are_skipped() {
     let data = Data::with_outages();
     let store = data.open().await;
     store.start_recorder();
-    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
+    let (RecorderHandle { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let (mut removed, mut kept) = (LiveRun::new("removed"), LiveRun::new("kept"));
     for signal in [removed.started(), removed.prefilled(), removed.token(" a")] {
         recorder.send(signal).await.unwrap();
@@ -253,7 +254,7 @@ async fn removed_runs_are_not_recreated_by_their_spooled_start() {
     let data = Data::with_outages();
     let store = data.open().await;
     store.start_recorder();
-    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
+    let (RecorderHandle { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let mut ends = live.runs(&Scope::All);
     data.begin_outage().await;
     let today = system::now().date_naive();
@@ -303,7 +304,7 @@ async fn killed_database_recovers_during_run() {
     let data = Data::embedded();
     let store = data.open().await;
     store.start_recorder();
-    let Recorder { signals: recorder, .. } = store.recorder();
+    let RecorderHandle { signals: recorder, .. } = store.recorder();
     let mut run = LiveRun::new("survivor");
     let mut sent = vec![run.started(), run.prefilled()];
     for signal in &sent {
@@ -332,7 +333,7 @@ async fn damaged_run_of_dead_server_is_marked_and_start_succeeds() {
     let data = Data::new();
     let store = data.open().await;
     store.start_recorder();
-    let Recorder { signals: recorder, .. } = store.recorder();
+    let RecorderHandle { signals: recorder, .. } = store.recorder();
     let mut run = LiveRun::new("damaged");
     for signal in [run.started(), run.prefilled(), run.token(" sky")] {
         recorder.send(signal).await.unwrap();

@@ -4,7 +4,8 @@ use super::{Data, LiveRun, document, psql, wait_for_status};
 use chrono::{Datelike, Days, Months, NaiveDate};
 use serde_json::json;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunId, RunStatus, Scope, system};
+use thunder::events::{RunId, RunStatus, Scope, system};
+use thunder::recording::RecorderHandle;
 use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
@@ -12,7 +13,7 @@ use uuid::{NoContext, Timestamp, Uuid};
 async fn record_run(store: &Store, day: NaiveDate, name: &str) -> RunId {
     let mut run = LiveRun::on_day(name, day);
     store.start_recorder();
-    let Recorder { signals, .. } = store.recorder();
+    let RecorderHandle { signals, .. } = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }

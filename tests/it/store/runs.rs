@@ -22,7 +22,7 @@ async fn runs_are_listed_filtered_and_paged() {
         store.ingest(&Scope::All, None, document(&format!("doc-{number}"), 3 + number)).await.unwrap();
     }
     store.start_recorder();
-    let thunder::events::Recorder { signals: recorder, .. } = store.recorder();
+    let thunder::recording::RecorderHandle { signals: recorder, .. } = store.recorder();
     let mut run = LiveRun::new("generated");
     for signal in run.all(2) {
         recorder.send(signal).await.unwrap();

@@ -6,7 +6,8 @@ use super::{
 use chrono::Days;
 use sqlx::{Connection, PgConnection};
 use std::time::{Duration, Instant};
-use thunder::events::{DurabilityAck, EventType, NotStored, Recorder, RunStatus, Scope, Signal, TraceItem, system};
+use thunder::events::{EventType, RunStatus, Scope, TraceItem, system};
+use thunder::recording::{DurabilityAck, NotStored, RecorderHandle, Signal};
 use thunder::store::{Announcement, Database, Retention, RunChange, Store};
 
 /// Opens two stores on one database.
@@ -18,7 +19,7 @@ async fn open_two_stores(data: &Data) -> (Store, Store) {
 
 async fn send(store: &Store, signals: impl IntoIterator<Item = Signal>) {
     store.start_recorder();
-    let Recorder { signals: recorder, .. } = store.recorder();
+    let RecorderHandle { signals: recorder, .. } = store.recorder();
     for signal in signals {
         recorder.send(signal).await.unwrap();
     }
@@ -122,7 +123,7 @@ async fn server_wrongly_declared_dead_completes_its_run() {
 /// the ack of its durability.
 async fn record_interrupted(data: &Data, second: &Store, run: &mut LiveRun) -> DurabilityAck {
     second.start_recorder();
-    let Recorder { durability_acks, .. } = second.recorder();
+    let RecorderHandle { durability_acks, .. } = second.recorder();
     let ack = durability_acks.unwrap().request(run.run_id());
     send(second, [run.started(), run.prefilled(), run.token(" a")]).await;
     let stored = format!("select count(*) from events where run_id = '{}'", run.run_id());

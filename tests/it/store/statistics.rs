@@ -4,7 +4,7 @@ use super::{Data, psql, wait_for_psql};
 use chrono::{Days, NaiveDate, TimeDelta};
 use sqlx::{Connection, PgConnection};
 use thunder::events::{Scope, Tenant};
-use thunder::store::{CallTime, ModCallStatistics, Statistics, StatisticsQuery, Store};
+use thunder::store::{CallTime, HourCount, ModCallStatistics, Statistics, StatisticsQuery, Store};
 
 /// 288 ended runs, one every 15 minutes of three days, and a running one. The days are in the future, because the store's
 /// maintenance counts past days.
@@ -240,24 +240,24 @@ async fn hours_with_many_runs_are_counted_before_their_day() {
     };
     let runs = async || read_all().await[0].total.counts.runs;
 
-    store.count_hours(now, false).await.unwrap();
+    store.count_hours(now, HourCount::New).await.unwrap();
     psql(&url, "delete from runs where request_id = 'r5'").await;
     assert_eq!(runs().await, 287, "an hour with a running run is not counted");
     psql(&url, &format!("{end} where request_id = 'r100'")).await;
-    store.count_hours(now - TimeDelta::minutes(51), false).await.unwrap();
+    store.count_hours(now - TimeDelta::minutes(51), HourCount::New).await.unwrap();
     psql(&url, "delete from runs where request_id = 'r6'").await;
     assert_eq!(runs().await, 287, "the hour ended less than ten minutes ago");
     let before = read_all().await;
-    store.count_hours(now, false).await.unwrap();
+    store.count_hours(now, HourCount::New).await.unwrap();
     assert_eq!(read_all().await, before);
 
     psql(&url, "delete from runs where request_id = 'r7'").await;
     assert_eq!(read_all().await, before, "deletions keep the counts");
     psql(&url, &dense.replace("(0, 288) n", "(5, 7) n")).await;
     psql(&url, end).await;
-    store.count_hours(now, false).await.unwrap();
+    store.count_hours(now, HourCount::New).await.unwrap();
     assert_eq!(runs().await, 287, "counted once");
-    store.count_hours(now, true).await.unwrap();
+    store.count_hours(now, HourCount::All).await.unwrap();
     assert_eq!(runs().await, 289, "runs that were stored late are added");
 
     // The second hour has few runs, so only the first one is counted before the day.
