@@ -165,8 +165,8 @@ impl Call<'_> {
         matches!(self.event, CallEvent::Added { tokens: [.., last], .. } if self.run.ends_answer(*last))
     }
 
-    /// Returns true if the run ends after this event, unless a mod changes the answer: its end was added, or no other
-    /// token fits.
+    /// Returns true if the run ends after this event, unless a mod changes the answer: its end was added, or it has the
+    /// maximum number of tokens. The end of a run with a full context is not known.
     #[must_use]
     pub fn is_last_event(&self) -> bool {
         self.answer_len() >= self.max_tokens as usize || self.ends_answer()

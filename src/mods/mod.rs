@@ -69,6 +69,16 @@ pub trait ModInstance: Send {
         0
     }
 
+    /// Returns the number of the answer's first tokens that the mod will not remove; `None` for all. The tokens after them
+    /// are held back, and a stop string in them does not end the run. If the run ends, they are not part of the answer.
+    fn discard_from(&self) -> Option<usize> {
+        None
+    }
+
+    /// Handles the removal of all tokens of the answer after the first `generated`. If [`ModInstance::discard_from`]
+    /// announced only these, it no longer announces any.
+    fn retracted(&mut self, _generated: usize) {}
+
     /// Returns the layers after which the mod reads the hidden state of the last token at `ForwardPass`. The default is
     /// none.
     fn hidden_layers(&self) -> &[u16] {

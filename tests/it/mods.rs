@@ -7,9 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
-use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem};
+use thunder::events::{ActionType, FinishReason, RunEnd, Surface, TraceItem};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{ModFolder, ModRef, ModRegistry};
+use thunder::recording::Signal;
 use tokio::sync::mpsc;
 
 /// An engine with built-in and Python mods, and the channel of its recorder.
@@ -47,13 +48,17 @@ impl ModEngine {
     }
 
     async fn sample(&mut self, mods: &[(&str, Value)], sampling: SamplingParams, max_tokens: u32) -> ModRun {
-        let refs = mods.iter().map(|(name, config)| ModRef { name: (*name).into(), config: config.clone() }).collect();
-        let vocabulary = self.engine.model().vocabulary();
         // `stop-on-repetition` forces an end-of-generation token, which must not be ignored.
         let ignore_eos = mods.iter().all(|(name, _)| *name != "stop-on-repetition");
+        self.generate(mods, sampling, Limits { max_steps: 500, ignore_eos, ..Limits::new(max_tokens) }).await
+    }
+
+    async fn generate(&mut self, mods: &[(&str, Value)], sampling: SamplingParams, limits: Limits) -> ModRun {
+        let refs = mods.iter().map(|(name, config)| ModRef { name: (*name).into(), config: config.clone() }).collect();
+        let vocabulary = self.engine.model().vocabulary();
         let request = Request {
             sampling,
-            limits: Limits { max_steps: 500, ignore_eos, ..Limits::new(max_tokens) },
+            limits,
             mods: self.registry.select(refs).unwrap(),
             alternatives: 0,
             ..Request::new(vocabulary.encode_markup("Once upon a time"), Surface::Cli)
@@ -212,6 +217,46 @@ async fn erased_question_is_visible_only_to_its_mod() {
     let short = engine.sample(&[("hidden", Value::Null)], high_temperature(1), 5).await;
     assert_eq!(short.log_lines(), ["answer None"], "the question does not fit into five tokens");
     assert!(!short.text.contains("story") && !short.text.contains("Is this"), "{}", short.text);
+
+    let limits = Limits { stop: vec!["story".into()], max_steps: 500, ignore_eos: true, ..Limits::new(60) };
+    let stopped = engine.generate(&[("hidden", Value::Null)], high_temperature(1), limits).await;
+    assert!(
+        ["answer yes", "answer no"].contains(&stopped.log_lines()[0]),
+        "a stop string in the question ends the run"
+    );
+    let stopped_by = stopped.items.iter().filter(|item| {
+        let TraceItem::Event(event) = item else { return false };
+        event.measured.as_ref().is_some_and(|measured| measured.stopped_by.is_some())
+    });
+    assert!(stopped_by.count() <= 1, "only the first event of the question, after which the mod discards it");
+    let limits = Limits { max_steps: 2, ..Limits::new(60) };
+    let ended = engine.generate(&[("hidden", Value::Null)], high_temperature(1), limits).await;
+    assert_eq!((ended.text.as_str(), ended.end.finish.text.as_str(), ended.retracted), ("", "", 0));
+}
+
+#[tokio::test]
+async fn tokens_that_a_mod_discards_are_not_sent() {
+    let mut engine = ModEngine::new().await;
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let expected = engine.sample(&[], sampling, 2).await.text;
+    let result = engine.run(&[("discard_from_third", Value::Null)]).await;
+    assert_eq!(result.exceptions(), Vec::<&str>::new());
+    assert_eq!((&result.text, &result.end.finish.text, result.retracted), (&expected, &expected, 0));
+}
+
+#[tokio::test]
+async fn answer_after_erased_question_is_kept() {
+    let mut engine = ModEngine::new().await;
+    let limits = Limits { max_steps: 500, ignore_eos: true, ..Limits::new(60) };
+    let result = engine.generate(&[("guarded", Value::Null)], high_temperature(1), limits.clone()).await;
+    assert_eq!(result.exceptions(), Vec::<&str>::new());
+    assert_eq!((&result.text, result.retracted), (&result.end.finish.text, 0));
+    assert!(!result.text.contains("yes or no"), "{}", result.text);
+    let stop = result.text.chars().find(char::is_ascii_alphanumeric).expect("a letter or digit in the answer");
+    let limits = Limits { stop: vec![stop.into()], ..limits };
+    let stopped = engine.generate(&[("guarded", Value::Null)], high_temperature(1), limits).await;
+    let expected = result.text.split_once(stop).map(|(before, _)| before);
+    assert_eq!((Some(stopped.text.as_str()), stopped.end.finish.reason), (expected, FinishReason::Stop));
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 """Flows: series of questions, and the routes of their answers."""
 
+import math
 import unittest
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
@@ -16,7 +17,7 @@ from quote_mod_sdk.flow import (
     route_tool,
 )
 from quote_mod_sdk.self_prompt import EraseMode
-from thunder_mods import CharsStrat, ChoicesStrat, mod, tool_call
+from thunder_mods import Added, CharsStrat, ChoicesStrat, ForwardPass, mod, tool_call
 from thunder_mods.testing import Engine, RandomWeights, Scripted, run
 
 
@@ -62,6 +63,14 @@ class Routes(unittest.TestCase):
     def test_text_without_erase_mode_is_kept(self):
         entry = question("A", erase=None).then(question("B", erase="prompt").then(route_noop()))
         self.assertEqual(run_flow(entry, {"A": "yes", "B": "no"}).text[:24], " A? (yes/no): yes\nno")
+
+    def test_erased_question_is_not_in_answer_that_ends_before_it(self):
+        entry = question("Urgent\n").then(route_noop())
+        model = Scripted("Hello world\nmore", {"Urgent\n? (yes/no): ": "no"})
+        result = run(flow_mod(entry), model=model, stop=["\n"]).check()
+        self.assertEqual((result.text, result.finish_reason, result.seen()), ("Hello world", "stop", "Hello world"))
+        result = run(flow_mod(entry), model=model, max_steps=2).check()
+        self.assertEqual((result.text, result.finish_reason, result.sent), ("", "length", []))
 
     def test_message_route_ends_answer(self):
         entry = question("A", erase=EraseMode.NONE, completion_text=" ").then(route_message("Goodbye."))
@@ -116,13 +125,84 @@ class Routes(unittest.TestCase):
         self.assertEqual(run_flow(question("A").then(second), {"A": "yes", "yes": "no"}).text, "no")
 
 
+def steered(entry, change, events=(ForwardPass,)):
+    """Returns a mod that asks a question, and calls `change(state)` once at an event within it."""
+    flow = flow_mod(entry)
+
+    @mod
+    def steer(event, actions, tokenizer):
+        state = flow.engine.state(event.request_id)
+        if isinstance(event, events) and event.context_info.tokens[event.context_info.prompt_len :] and "changed" not in state.data:
+            state.data["changed"] = True
+            change(state)
+        return flow.engine.handle_event(event, actions, tokenizer)
+
+    steer.engine = flow.engine
+    return steer
+
+
+class Replacements(unittest.TestCase):
+    """A route or another question replaces a question that is not complete."""
+
+    def steer(self, change, erase="all", events=(ForwardPass,)):
+        steer = steered(question("A", erase=erase), change, events)
+        result = run(steer, model=Scripted("Hello", {"A? (yes/no): ": "yes", "B? (yes/no): ": "no"})).check()
+        self.assertEqual((result.seen(), steer.engine._active), (result.text, {}))
+        return result.text
+
+    def test_replaced_question_is_erased(self):
+        for erase in ("all", "prompt"):
+            for route, text in ((route_message("taken"), "taken"), (route_output("taken"), "taken"), (route_noop(), "Hello")):
+                self.assertEqual(self.steer(lambda state: setattr(state, "pending_route", route), erase), text)
+
+    def test_replaced_question_without_erase_mode_is_kept(self):
+        text = self.steer(lambda state: setattr(state, "pending_route", route_message("taken")), None)
+        self.assertEqual(text, " A? (yes/no): taken")
+
+    def test_other_question_follows_erased_question(self):
+        for next_question, text in (
+            (question("B", erase=None, completion_text="").then(route_message(".")), " B? (yes/no): no."),
+            (question("B").then(route_noop()), "Hello"),
+            (question("B").with_auto_answer(lambda state: "yes").then(route_noop()), "Hello"),
+        ):
+            for name in ("pending_route", "current_question"):
+                for events in ((ForwardPass,), (Added,)):
+                    with self.subTest(name=name, events=events, text=text):
+                        self.assertEqual(self.steer(lambda state: setattr(state, name, next_question), events=events), text)
+
+    def test_end_of_flow_erases_question(self):
+        self.assertEqual(self.steer(lambda state: setattr(state, "current_question", None)), "Hello")
+
+
 class Errors(unittest.TestCase):
+    def test_error_in_replacing_question_ends_flow(self):
+        def fail(state):
+            raise KeyError("missing")
+
+        for failing in (question("B").with_auto_answer(fail), FlowQuestion("B", fail, ChoicesStrat(["yes", "no"]))):
+            steer = steered(question("A"), lambda state: setattr(state, "pending_route", route_question(failing)))
+            result = run(steer, model=Scripted("Hello", {"A? (yes/no): ": "yes"}))
+            self.assertEqual(([type(error) for error in result.exceptions()], result.text), ([KeyError], "Hello"))
+
     def test_error_in_function_is_reported_and_ends_flow(self):
         entry = question("A").branch(lambda state: state.answers["missing"])
         model = Scripted("Hello world", {"A? (yes/no): ": "yes"})
         result = run(flow_mod(entry), model=model)
         self.assertEqual([type(error) for error in result.exceptions()], [KeyError])
         self.assertEqual(result.text, "Hello world")
+
+    def test_question_with_error_is_erased_and_has_no_answer(self):
+        @mod
+        def ban(event, actions, tokenizer):
+            if isinstance(event, ForwardPass):
+                answers = [token for token in range(len(tokenizer)) if tokenizer.piece(token)[:1] in (b"y", b"n")]
+                return actions.adjust_logits(set=dict.fromkeys(answers, -math.inf))
+
+        routed = []
+        entry = question("Secret").branch(lambda state: routed.append(dict(state.answers)) or route_noop())
+        result = run([ban, flow_mod(entry)], model="Hello world")
+        self.assertIn("banned every token", str(result.exceptions()[0]))
+        self.assertEqual((result.text, result.sent, routed), ("Hello world", ["Hello", " world"], [{}]))
 
     def test_cycle_of_auto_answers_raises_runtime_error(self):
         entry = question("A").with_auto_answer(lambda state: "yes")

@@ -35,6 +35,22 @@ class Erasing(unittest.TestCase):
             self.assertEqual(result.seen(), text)
             self.assertFalse([item for item in result.sent if isinstance(item, int)], "no sent text is retracted")
 
+    def test_answer_after_erased_question_is_kept(self):
+        question = SelfPrompt(prompt=" Sure (yes/no): ", strategy=YES_NO, erase="all")
+
+        @mod
+        def guarded(event, actions, tokenizer):
+            if question.is_complete(event.request_id):
+                return actions.noop()
+            if isinstance(event, ForwardPass):
+                return question.handle_forward_pass(event, actions, tokenizer)
+            if isinstance(event, Added):
+                return question.handle_added(event, actions, tokenizer)
+
+        for stop, text in (([], "Hello world"), (["lo"], "Hel")):
+            result = run(guarded, model=MODEL, stop=stop).check()
+            self.assertEqual((result.text, result.seen(), result.finish_reason), (text, text, "stop"))
+
     def test_completion_follows_only_kept_answers(self):
         for completion in ("!\n", {"suffix": "!\n"}, [ord("!"), ord("\n")]):
             self.assertEqual(run(ask(completion=completion), model=MODEL).check().text, " Sure (yes/no): no!\n")

@@ -121,6 +121,36 @@ class Backtracking(unittest.TestCase):
 
         self.assertEqual(run(prints, prompt="12", model=self.ABC, max_tokens=5).check().sent, ["CD", "E", "F", "G"])
 
+    def test_sent_tokens_are_not_discarded(self):
+        @mod(events=[Added])
+        def late(event, actions, tokenizer):
+            if event.step == 3:
+                event.hold_back(9, discard=True)
+
+        result = run(late, prompt="12", model=self.ABC, max_tokens=5).check()
+        self.assertEqual((result.text, result.seen()), ("CD", "CD"))
+
+    def test_discarded_tokens_are_not_sent(self):
+        @mod(events=[ForwardPass], holdback=1)
+        def announces(event, actions, tokenizer):
+            count = len(event.context_info.tokens) - event.context_info.prompt_len - 2
+            if count > 0:
+                event.hold_back(count, discard=True)
+
+        result = run(announces, prompt="12", model=self.ABC, max_tokens=5).check()
+        self.assertEqual((result.text, result.sent), ("CD", ["C", "D"]))
+
+    def test_discarded_tokens_end_with_their_removal(self):
+        for held_back, removed, text in ((1, 1, "CDEFG"), (2, 1, ""), (-1, 1, "CDEFG")):
+
+            @mod(events=[Added], holdback=9)
+            def announces(event, actions, tokenizer):
+                if event.step == 2:
+                    event.hold_back(held_back, discard=True)
+                    return actions.backtrack(removed)
+
+            self.assertEqual(run(announces, prompt="12", model=self.ABC, max_tokens=5).check().text, text)
+
     def test_chain_of_forced_tokens_ends_at_the_limits(self):
         def again(event, actions, tokenizer):
             return actions.force_tokens([ord("x")])

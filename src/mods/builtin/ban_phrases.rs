@@ -1,7 +1,7 @@
-use super::{
+use super::describe;
+use super::support::{
     avoided::AvoidedTokens,
     config::{self, schema},
-    describe,
     phrase::{self, Phrases},
     phrase_search::PhraseSearch,
 };

@@ -1,7 +1,5 @@
-use super::{
-    config::{self, schema},
-    describe,
-};
+use super::describe;
+use super::support::config::{self, schema};
 use crate::events::{EventType, TokenId};
 use crate::mods::{
     Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,

@@ -1,8 +1,8 @@
-use super::{
+use super::describe;
+use super::support::{
     answer_tracker::AnswerTracker,
     config::{self, schema},
     constrain::GrammarInstance,
-    describe,
     sequence::end_token,
 };
 use crate::events::{EventType, LogLevel, TokenId};

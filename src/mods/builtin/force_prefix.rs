@@ -1,7 +1,5 @@
-use super::{
-    config::{self, schema},
-    describe,
-};
+use super::describe;
+use super::support::config::{self, schema};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
     Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
@@ -110,10 +108,11 @@ impl Prefix {
 
 impl ModInstance for Prefix {
     fn handles(&self) -> EventSet {
-        if self.attempts == 0 || self.is_done {
-            return EventSet::new(&[EventType::ForwardPass]);
+        match (self.is_done, self.attempts) {
+            (true, _) => EventSet::NONE,
+            (false, 0) => EventSet::new(&[EventType::ForwardPass]),
+            (false, _) => EventSet::new(&[EventType::ForwardPass, EventType::Added]),
         }
-        EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {

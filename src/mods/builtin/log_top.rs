@@ -1,7 +1,5 @@
-use super::{
-    config::{self, schema},
-    describe,
-};
+use super::describe;
+use super::support::config::{self, schema};
 use crate::events::{EventType, LogLevel};
 use crate::model::distribution::{TokenDistribution, top};
 use crate::mods::{Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView};

@@ -1,32 +1,24 @@
-//! Built-in mods in Rust, one file each. Their calls take no longer than a stage of the sampler chain.
+//! Built-in mods in Rust; `support` has the parts that several of them use. Their calls take no longer than a stage of
+//! the sampler chain.
 //!
-//! A factory validates its configuration once per run against its schema (`config`), with an error that names the field
-//! and what is expected. An instance reads only the end of the sequence, never all of it, so a call costs the
+//! A factory validates its configuration once per run against its schema (`support::config`), with an error that names
+//! the field and what is expected. An instance reads only the end of the sequence, never all of it, so a call costs the
 //! same at token 10 and at token 100 000.
 //!
 //! Classifier-free guidance is not possible in a mod: it needs the logits of a second sequence at every step, and a run
 //! has only one sequence.
 
-mod answer_text;
-mod answer_tracker;
-mod avoided;
 mod ban_phrases;
 mod bias_tokens;
 mod choices;
-mod config;
-mod constrain;
 mod force_prefix;
 mod log_top;
-mod phrase;
-mod phrase_search;
-mod reasoning;
 mod replace_phrase;
-mod retry;
-mod sentences;
-mod sequence;
+mod retry_low_confidence;
 mod stop_on_repetition;
 mod stop_rules;
 mod structured;
+mod support;
 mod temperature_by_entropy;
 #[cfg(test)]
 pub(in crate::mods) mod testing;
@@ -50,7 +42,7 @@ pub fn all() -> Vec<Arc<dyn ModFactory>> {
         Arc::new(log_top::LogTop),
         Arc::new(structured::Regex),
         Arc::new(replace_phrase::ReplacePhrase),
-        Arc::new(retry::RetryLowConfidence),
+        Arc::new(retry_low_confidence::RetryLowConfidence),
         Arc::new(stop_on_repetition::StopOnRepetition),
         Arc::new(stop_rules::StopRules),
         Arc::new(temperature_by_entropy::TemperatureByEntropy),
@@ -145,7 +137,7 @@ mod tests {
                     config[field] = value;
                     assert_eq!(schema_check::first_error(&config, &schema), None, "{name}: {config}");
                     let error = factory.start(&config, &run).err().unwrap_or_default();
-                    assert!(!error.starts_with(super::config::UNREADABLE), "{name}: {config}: {error}");
+                    assert!(!error.starts_with(super::support::config::UNREADABLE), "{name}: {config}: {error}");
                 }
             }
         }

@@ -1,6 +1,6 @@
-use super::{
+use super::describe;
+use super::support::{
     config::{self, schema},
-    describe,
     phrase::{self, Phrases},
     phrase_search::PhraseSearch,
 };
@@ -107,7 +107,7 @@ impl ModInstance for Replace {
         let mut replacement = call.run.vocabulary.encode_plain_continuation(&text);
         // The token that ended the answer remains its end.
         replacement.extend(tokens.last().filter(|_| call.ends_answer()));
-        Some(Action::backtrack(found.replaced, replacement).into())
+        Some(Action::backtrack(found.tokens_from_char_boundary, replacement).into())
     }
 }
 

@@ -1,7 +1,7 @@
-use super::{
+use super::describe;
+use super::support::{
     answer_tracker::AnswerTracker,
     config::{self, schema},
-    describe,
     sentences::SentenceDetector,
     sequence::end_token,
 };

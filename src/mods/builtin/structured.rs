@@ -1,8 +1,8 @@
 //! `json-schema`, `regex` and `grammar`: structured answers by constraint.
 
-use super::config::{self, schema};
-use super::constrain::GrammarInstance;
 use super::describe;
+use super::support::config::{self, schema};
+use super::support::constrain::GrammarInstance;
 use crate::model::grammar::{Constraint, GrammarSource};
 use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
 use serde::Deserialize;

@@ -1,7 +1,5 @@
-use super::{
-    config::{self, schema},
-    describe,
-};
+use super::describe;
+use super::support::config::{self, schema};
 use crate::events::EventType;
 use crate::model::distribution::TokenDistribution;
 use crate::mods::{

@@ -1,8 +1,8 @@
-use super::{
+use super::describe;
+use super::support::{
     answer_text::AnswerText,
     avoided::AvoidedTokens,
     config::{self, schema},
-    describe,
     sequence::SequenceTracker,
 };
 use crate::events::{EventType, LogLevel, TokenId};

@@ -4,7 +4,7 @@
 //! up at all.
 
 use super::frame;
-use super::job::{CallJob, Job, to_reply};
+use super::job::{CallJob, Job};
 use super::message::{FromWorker, WorkerReply};
 use super::shared_memory::SharedMemory;
 use nix::errno::Errno;
@@ -43,9 +43,7 @@ struct State {
     link: Option<WorkerLink>,
     /// Call that was sent directly to the worker and not to the supervisor; its caller polls for the reply.
     direct_call: Option<Box<CallJob>>,
-    /// Number of replies found by polling.
-    direct_replies: u64,
-    /// Time of the calls with these replies.
+    /// Time of the calls whose replies were found by polling.
     direct_call_time: Duration,
 }
 
@@ -82,17 +80,17 @@ impl SupervisorHandle {
         let mut state = self.shared.state();
         self.forward_to_supervisor(&mut state);
         if let (Job::Call(call), 0, Some(link)) = (&mut job, state.waiting, &state.link)
-            && call.run.worker.load(Ordering::Acquire) == link.generation
+            && call.run.introduced_to.load(Ordering::Acquire) == link.generation
         {
             if try_send(link, &frame::encode(&call.header, &[])).is_ok() {
-                call.sent = Some(Instant::now());
+                call.sent_directly_at = Some(Instant::now());
             } else {
                 state.link = None;
             }
         }
         state.waiting += 1;
         let job = match job {
-            Job::Call(call) if call.sent.is_some() && call.done.is_polled() => {
+            Job::Call(call) if call.sent_directly_at.is_some() && call.done.is_polled() => {
                 state.direct_call = Some(call);
                 return Ok(());
             }
@@ -117,12 +115,11 @@ impl SupervisorHandle {
             Ok(Some((reply, body))) => {
                 let Some(call) = state.direct_call.take() else { return };
                 state.waiting -= 1;
-                let CallJob { run, event, logits, sent, done, .. } = *call;
-                let received_at = sent.unwrap_or_else(Instant::now);
-                state.direct_replies += 1;
-                state.direct_call_time += received_at.elapsed();
+                let sent_at = call.sent_directly_at.unwrap_or_else(Instant::now);
+                state.direct_call_time += sent_at.elapsed();
                 drop(state);
-                done.reply(to_reply(reply, &body, &run, event, &self.shared.memory, logits.as_ref(), received_at));
+                let reply = call.to_reply(reply, &body, &self.shared.memory, sent_at);
+                call.done.reply(reply);
             }
         }
     }
@@ -159,12 +156,7 @@ impl WorkerShared {
         }
     }
 
-    /// Returns the number of replies found by polling.
-    pub fn direct_replies(&self) -> u64 {
-        self.state().direct_replies
-    }
-
-    /// Returns the time of the calls with these replies.
+    /// Returns the time of the calls whose replies were found by polling.
     pub fn direct_call_time(&self) -> Duration {
         self.state().direct_call_time
     }

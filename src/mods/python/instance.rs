@@ -6,7 +6,7 @@ use super::message::{CallHeader, HandlerInfo, ToWorker, to_json};
 use super::shared_memory::{MemoryRegion, SharedMemory};
 use super::supervisor::Supervisor;
 use super::worker_spec::WorkerSpec;
-use crate::events::TokenId;
+use crate::events::{EventType, TokenId};
 use crate::model::common_prefix;
 use crate::model::llama::HiddenStates;
 use crate::mods::{
@@ -83,8 +83,10 @@ impl ModFactory for PythonMod {
                 number: NEXT.fetch_add(1, Ordering::Relaxed),
                 view: Arc::clone(run),
                 config: config.clone(),
+                declared_holdback: self.handler.holdback,
                 holdback: AtomicUsize::new(self.handler.holdback),
-                worker: AtomicU64::new(0),
+                discard_from: AtomicUsize::new(usize::MAX),
+                introduced_to: AtomicU64::new(0),
                 logged: AtomicUsize::new(0),
             }),
             handle,
@@ -209,6 +211,16 @@ impl ModInstance for PythonInstance {
         self.run.holdback.load(Ordering::Acquire)
     }
 
+    fn discard_from(&self) -> Option<usize> {
+        Some(self.run.discard_from.load(Ordering::Acquire)).filter(|&tokens| tokens != usize::MAX)
+    }
+
+    fn retracted(&mut self, generated: usize) {
+        if generated <= self.run.discard_from.load(Ordering::Acquire) {
+            self.run.discard_from.store(usize::MAX, Ordering::Release);
+        }
+    }
+
     fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
         let header = match self.prepare(call) {
             Ok(header) => header,
@@ -218,14 +230,10 @@ impl ModInstance for PythonInstance {
                 ))));
             }
         };
-        let logits = match call.event {
-            CallEvent::ForwardPass { .. } => {
-                self.logits.as_ref().map(|region| MemoryRegion { offset: region.offset, bytes: region.bytes })
-            }
-            _ => None,
-        };
+        let event = call.event_type();
+        let logits = self.logits.clone().filter(|_| event == EventType::ForwardPass);
         let (run, done) = (Arc::clone(&self.run), new_sender());
-        let job = CallJob { run, event: call.event_type(), header, logits, sent: None, done };
+        let job = CallJob { run, event, header, logits, sent_directly_at: None, done };
         if let Err(Job::Call(job)) = self.handle.submit(Job::Call(Box::new(job))) {
             job.done.reply(Reply::failed(ModException::new("the supervisor of the worker has ended")));
         }

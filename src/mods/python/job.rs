@@ -27,8 +27,8 @@ pub struct CallJob {
     pub header: Vec<u8>,
     /// Memory region of the logits.
     pub logits: Option<MemoryRegion>,
-    /// Time at which the call was sent directly to the worker; `None` if it was not.
-    pub sent: Option<Instant>,
+    /// Time at which the call was sent to the worker directly, not by the supervisor; `None` if it was not.
+    pub sent_directly_at: Option<Instant>,
     pub done: ReplySender,
 }
 
@@ -38,15 +38,25 @@ pub struct RunContext {
     pub number: u64,
     pub view: Arc<RunView>,
     pub config: Value,
+    /// Holdback that the mod declares.
+    pub declared_holdback: usize,
     /// Number of last generated tokens that are held back from the client; a reply can change it.
     pub holdback: AtomicUsize,
-    /// Generation of the worker that knows the run; 0 for none.
-    pub worker: AtomicU64,
+    /// Number of the answer's first tokens that the mod will not remove, `usize::MAX` for all; a reply can change it.
+    pub discard_from: AtomicUsize,
+    /// Generation of the worker to which the run was introduced last; 0 for none.
+    pub introduced_to: AtomicU64,
     /// Bytes logged by the mod.
     pub logged: AtomicUsize,
 }
 
 impl RunContext {
+    /// Resets the holdback for a worker that does not know the run: its mod has no state of earlier calls.
+    pub fn reset_holdback(&self) {
+        self.holdback.store(self.declared_holdback, Ordering::Release);
+        self.discard_from.store(usize::MAX, Ordering::Release);
+    }
+
     /// Returns the message that introduces the run to a worker.
     pub fn to_message(&self, vocabulary_id: usize) -> ToWorker<'_> {
         let vocabulary = &self.view.vocabulary;
@@ -72,33 +82,30 @@ impl RunContext {
     }
 }
 
-/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at
-/// which the worker received the call, which bounds the elapsed time that the worker reports.
-pub fn to_reply(
-    reply: WorkerReply,
-    body: &[u8],
-    run: &RunContext,
-    event: EventType,
-    memory: &SharedMemory,
-    logits: Option<&MemoryRegion>,
-    received_at: Instant,
-) -> Reply {
-    let WorkerReply { action, exception, elapsed_ns, holdback } = reply;
-    if let Some(tokens) = holdback {
-        run.holdback.store(tokens, Ordering::Release);
+impl CallJob {
+    /// Converts the worker's reply to the engine's. `sent_at` is the time at which the call was sent, which bounds the
+    /// elapsed time that the worker reports.
+    pub fn to_reply(&self, reply: WorkerReply, body: &[u8], memory: &SharedMemory, sent_at: Instant) -> Reply {
+        let Self { run, event, logits, .. } = self;
+        let WorkerReply { action, exception, elapsed_ns, holdback, discard_from } = reply;
+        if let Some(tokens) = holdback {
+            run.holdback.store(tokens, Ordering::Release);
+            run.discard_from.store(discard_from.unwrap_or(usize::MAX), Ordering::Release);
+        }
+        let decoded =
+            action.map(|action| action.decode(body, &run.view.vocabulary, memory, logits.as_ref())).transpose();
+        let (action, refused) = match decoded {
+            Ok(action) => (action, None),
+            Err(problem) => (None, Some(ModException::invalid_action(*event, &problem))),
+        };
+        let reply = Reply {
+            action,
+            exception: exception.map(ModException::from).or(refused),
+            elapsed: Duration::from_nanos(elapsed_ns).min(sent_at.elapsed()),
+            ..Reply::default()
+        };
+        // Before the statistics of the mod, which count an invalid action as a failure. Only the engine knows how many
+        // tokens are possible.
+        reply.validate_action(*event, run.view.vocabulary.len())
     }
-    let decoded = action.map(|action| action.decode(body, &run.view.vocabulary, memory, logits)).transpose();
-    let (action, refused) = match decoded {
-        Ok(action) => (action, None),
-        Err(problem) => (None, Some(ModException::invalid_action(event, &problem))),
-    };
-    let reply = Reply {
-        action,
-        exception: exception.map(ModException::from).or(refused),
-        elapsed: Duration::from_nanos(elapsed_ns).min(received_at.elapsed()),
-        ..Reply::default()
-    };
-    // Before the statistics of the mod, which count an invalid action as a failure. Only the engine knows how many tokens are
-    // possible.
-    reply.validate_action(event, run.view.vocabulary.len())
 }

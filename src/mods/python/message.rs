@@ -7,9 +7,6 @@ use crate::mods::{ModException, PromptImage, schema_check};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Version of the protocol. The SDK is embedded in the binary, so both sides always agree.
-pub const PROTOCOL: u32 = 1;
-
 /// Maximum bytes kept of an exception's message.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
 /// Maximum bytes kept of an exception's traceback.
@@ -21,7 +18,6 @@ const MAX_TRACEBACK_BYTES: usize = 256 << 10;
 pub enum ToWorker<'a> {
     /// Import the mod; the body is its source. Answered by `loaded` or `failed`.
     Load {
-        protocol: u32,
         /// Name in tracebacks.
         file: &'a str,
         /// Name in `sys.modules`.
@@ -157,6 +153,9 @@ pub struct WorkerReply {
     /// New number of last generated tokens that are held back from the client.
     #[serde(default)]
     pub holdback: Option<usize>,
+    /// With `holdback`: see [`ModInstance::discard_from`](crate::mods::ModInstance::discard_from).
+    #[serde(default)]
+    pub discard_from: Option<usize>,
 }
 
 /// A function with `@mod`.

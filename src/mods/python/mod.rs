@@ -27,7 +27,7 @@
 //! for a request is available in its next call. Module-level state is separate in each worker. A worker ends after
 //! [`WorkerLimits::idle`] without a run.
 //!
-//! # Protocol, version 1
+//! # Protocol
 //! Descriptor 0 of a new worker is a Unix socket, 1 the shared memory, 2 a pipe for stray output. Frames are `u32`
 //! header length, `u32` body length, header as JSON, body; little-endian. `message` has the types.
 //!
@@ -46,7 +46,8 @@
 //! region for its tokens, of which only the changed end is written, and one for its logits: `float32`, one per token of
 //! the vocabulary. The reply has `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add`
 //! (sparse edits in the body: `i32` tokens, then as many `f32` values). It can also set the number of last tokens that
-//! the stream holds back from now on (`holdback`).
+//! the stream holds back from now on (`holdback`), and the position from which on they are discarded if the run ends
+//! (`discard_from`).
 //!
 //! # Isolation of a worker
 //! A worker has an environment without the server's variables, none of the server's descriptors, a private working
@@ -87,6 +88,7 @@ use sandbox::{SandboxLauncher, SandboxPolicy};
 pub use scorer::PythonScorer;
 use serde_json::Value;
 use shared_memory::SharedMemory;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -246,11 +248,15 @@ impl PythonMods {
     pub fn load_all(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
         let (spec, handlers) = self.discover(&source, None)?;
-        for handler in &handlers {
-            check_mod_name(&handler.name).map_err(|rule| {
-                let message = format!("the name of the mod {rule}; rename it with @mod(name=\"…\")");
-                LoadError::Failed { file: source.file.clone(), message, traceback: None, is_transient: false }
-            })?;
+        let mut names = HashSet::new();
+        for HandlerInfo { name, .. } in &handlers {
+            let problem = match check_mod_name(name) {
+                Err(rule) => format!("the name of the mod {rule}; rename it"),
+                Ok(()) if !names.insert(name) => format!("two mods have the name '{name}'; rename one"),
+                Ok(()) => continue,
+            };
+            let message = format!("{problem} with @mod(name=\"…\")");
+            return Err(LoadError::Failed { file: source.file.clone(), message, traceback: None, is_transient: false });
         }
         Ok(handlers.into_iter().map(|handler| self.make(handler, &spec)).collect())
     }

@@ -64,7 +64,7 @@ pub struct WorkerProcess {
     /// Time of the last check of the number of threads.
     threads_checked: Instant,
     stray_output: Arc<Mutex<StrayOutput>>,
-    home: WorkerDir,
+    worker_dir: WorkerDir,
     /// Exit status, once known.
     ended: Option<ExitStatus>,
 }
@@ -80,19 +80,19 @@ impl WorkerProcess {
         sandbox: Option<&SandboxLauncher>,
         memory: &SharedMemory,
     ) -> io::Result<Self> {
-        let home = WorkerDir::create()?;
+        let worker_dir = WorkerDir::create()?;
         let (stream, theirs) = UnixStream::pair()?;
         let (stray_reader, stray_writer) = io::pipe()?;
-        let work = home.path().join("work");
-        let sdk = home.path().join("sdk");
+        let work = worker_dir.path().join("work");
+        let sdk = worker_dir.path().join("sdk");
         let numbers = [u64::from(std::process::id()), limits.address_space_bytes, limits.file_size_bytes];
         let mut arguments: Vec<String> = ["-I", "-B", "-X", "utf8"].map(str::to_owned).into();
         arguments.push(sdk.join("bootstrap.py").display().to_string());
         arguments.extend(numbers.map(|number| number.to_string()));
-        arguments.extend([limits.open_files.to_string(), home.path().display().to_string()]);
+        arguments.extend([limits.open_files.to_string(), worker_dir.path().display().to_string()]);
         let mut command = if let Some(launcher) = sandbox {
             // The launcher becomes the leader of a session, and thereby of a process group.
-            launcher.command(python, home.path(), limits, arguments)
+            launcher.command(python, worker_dir.path(), limits, arguments)
         } else {
             let mut command = Command::new(python);
             command.args(arguments).process_group(0);
@@ -121,7 +121,16 @@ impl WorkerProcess {
             tracing::debug!(%error, "cannot lower the priority of a mod's worker");
         }
         let (decoder, threads_checked) = (Decoder::default(), Instant::now());
-        Ok(Self { limits: limits.clone(), child, stream, decoder, threads_checked, stray_output, home, ended: None })
+        Ok(Self {
+            limits: limits.clone(),
+            child,
+            stream,
+            decoder,
+            threads_checked,
+            stray_output,
+            worker_dir,
+            ended: None,
+        })
     }
 
     /// Returns a second handle of the socket.
@@ -281,7 +290,7 @@ impl WorkerProcess {
                 break text;
             }
         };
-        let sdk = self.home.path().join("sdk").display().to_string();
+        let sdk = self.worker_dir.path().join("sdk").display().to_string();
         let lines: Vec<&str> = text.lines().filter(|line| !line.contains(&sdk) && !line.contains("<frozen")).collect();
         (lines.len() > 1).then(|| lines.join("\n"))
     }

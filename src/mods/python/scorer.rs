@@ -143,7 +143,7 @@ impl ScorerWorker {
             .send(&job.header, job.answer.as_bytes(), deadline)
             .and_then(|()| worker.receive_message(deadline, &mut logs, None));
         for log in logs.lines {
-            if !self.logged.has_room(log.message.len()) {
+            if !self.logged.add_line(log.message.len()) {
                 continue;
             }
             tracing::info!(run.id = job.run_id, scorer.message = %log.escaped(), "scorer log");
@@ -183,26 +183,23 @@ struct LoggedSize {
 }
 
 impl LoggedSize {
-    /// Counts a line of the log. Returns true if there is room for it. The first line without room is reported.
-    fn has_room(&mut self, bytes: usize) -> bool {
-        if self.is_full() {
-            return false;
-        }
+    /// Counts a line. Returns true if there is room for it. Logs a warning for the first line without room.
+    fn add_line(&mut self, bytes: usize) -> bool {
+        let was_exceeded = self.is_exceeded();
         self.lines += 1;
         self.bytes += bytes;
-        if self.is_full() {
+        if self.is_exceeded() && !was_exceeded {
             tracing::warn!(
                 max_lines = MAX_LOG_LINES,
                 max_bytes = MAX_LOG_BYTES,
                 "the log of this scorer is full; its further lines in this experiment are dropped"
             );
-            return false;
         }
-        true
+        !self.is_exceeded()
     }
 
-    fn is_full(&self) -> bool {
-        self.lines >= MAX_LOG_LINES || self.bytes >= MAX_LOG_BYTES
+    fn is_exceeded(&self) -> bool {
+        self.lines > MAX_LOG_LINES || self.bytes > MAX_LOG_BYTES
     }
 }
 
@@ -302,9 +299,9 @@ mod tests {
     fn log_of_a_scorer_is_limited_in_lines_and_bytes() {
         let room = |bytes: usize| {
             let mut logged = LoggedSize::default();
-            (0..2 * MAX_LOG_LINES).filter(|_| logged.has_room(bytes)).count()
+            (0..2 * MAX_LOG_LINES).filter(|_| logged.add_line(bytes)).count()
         };
-        assert_eq!(room(10), MAX_LOG_LINES - 1);
-        assert_eq!(room(MAX_LOG_BYTES / 4), 3);
+        assert_eq!(room(10), MAX_LOG_LINES);
+        assert_eq!(room(MAX_LOG_BYTES / 4), 4);
     }
 }

@@ -23,7 +23,7 @@ struct Space {
 }
 
 /// A region of the memory that belongs to one mod instance.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryRegion {
     /// Offset of the first byte.
     pub offset: u64,

@@ -8,17 +8,14 @@
 use super::background_cpu::BackgroundCpu;
 use super::call_log::CallLog;
 use super::handle::WorkerShared;
-use super::job::{CallJob, Job, RunContext, to_reply};
+use super::job::{CallJob, Job, RunContext};
 use super::limits::MAX_THREADS;
 use super::message::{FromWorker, ToWorker, to_json};
 use super::process::{WorkerFailure, WorkerProcess};
 use super::query::{answer, vocabulary_id};
-use super::shared_memory::MemoryRegion;
 use super::worker_spec::{StartFailure, WorkerSpec};
-use crate::events::EventType;
 use crate::model::Vocabulary;
 use crate::mods::{ModException, Reply};
-use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -40,8 +37,6 @@ pub struct Supervisor {
     worker: Option<WorkerProcess>,
     /// Number of the current worker.
     generation: u64,
-    /// Runs that the current worker knows.
-    introduced_runs: HashSet<u64>,
     /// Vocabularies; the index is the id known to workers.
     vocabularies: Vec<Weak<Vocabulary>>,
     backoff: Option<Backoff>,
@@ -56,8 +51,6 @@ pub struct Supervisor {
     /// Time of the calls of all workers, without those whose reply the decode thread polled. A call that uses several
     /// processors counts with its CPU time.
     call_time: Duration,
-    /// Number of replies that the decode thread had polled at the last check.
-    direct_replies: u64,
 }
 
 /// Delay during which no worker is started.
@@ -75,7 +68,6 @@ impl Supervisor {
             shared,
             worker: None,
             generation: 0,
-            introduced_runs: HashSet::new(),
             vocabularies: Vec::new(),
             backoff: None,
             consecutive_failures: 0,
@@ -83,7 +75,6 @@ impl Supervisor {
             checked_at: Instant::now(),
             background_cpu: None,
             call_time: Duration::ZERO,
-            direct_replies: 0,
         }
     }
 
@@ -97,8 +88,8 @@ impl Supervisor {
                     None
                 }
                 Job::Call(job) => {
-                    let CallJob { run, event, header, logits, sent, done } = *job;
-                    Some((done, self.call(&run, event, &header, logits.as_ref(), sent)))
+                    let reply = self.call(&job);
+                    Some((job.done, reply))
                 }
                 Job::Finished { run, regions } => {
                     self.finished(&run);
@@ -137,12 +128,10 @@ impl Supervisor {
 
     /// Ends a worker that no run needs, or that violates a limit, unless a call is on its way to it.
     fn check_idle_worker(&mut self) {
-        if self.has_direct_replies() {
-            self.idle_since = Instant::now();
-        }
         let violation = self.find_violation();
         let idle = self.spec.limits.idle;
-        let is_unused = self.introduced_runs.is_empty() && !idle.is_zero() && self.idle_since.elapsed() > idle;
+        let has_runs = self.shared.runs.load(Ordering::Relaxed) > 0;
+        let is_unused = !has_runs && !idle.is_zero() && self.idle_since.elapsed() > idle;
         if (violation.is_none() && !is_unused) || !self.shared.detach_worker() {
             return;
         }
@@ -150,7 +139,6 @@ impl Supervisor {
             self.end_worker(&violation);
         } else {
             self.worker = None;
-            self.introduced_runs.clear();
             tracing::debug!(mod.name = self.name, "worker ended: unused");
         }
     }
@@ -174,47 +162,33 @@ impl Supervisor {
     /// once.
     fn end_worker(&mut self, violation: &str) {
         let Some(worker) = self.worker.take() else { return };
-        self.introduced_runs.clear();
         worker.kill();
         tracing::warn!(mod.name = self.name, "worker ended: {violation}");
-        if self.consecutive_failures == 0 || self.has_direct_replies() {
-            (self.consecutive_failures, self.backoff) = (0, None);
+        if self.consecutive_failures == 0 {
+            self.backoff = None;
         }
         self.consecutive_failures += 1;
         self.start_backoff(ModException::new(format!("the worker was ended: {violation}")));
     }
 
-    /// Returns true if the decode thread has polled replies since the last call of this function.
-    fn has_direct_replies(&mut self) -> bool {
-        let count = self.shared.direct_replies();
-        std::mem::replace(&mut self.direct_replies, count) != count
-    }
-
-    fn call(
-        &mut self,
-        run: &RunContext,
-        event: EventType,
-        header: &[u8],
-        logits: Option<&MemoryRegion>,
-        sent: Option<Instant>,
-    ) -> Reply {
-        if sent.is_none()
+    fn call(&mut self, job: &CallJob) -> Reply {
+        if job.sent_directly_at.is_none()
             && let Err(exception) = self.ensure_worker()
         {
             return Reply::failed(exception);
         }
-        let received_at = sent.unwrap_or_else(Instant::now);
-        let deadline = received_at + self.spec.limits.call;
+        let sent_at = job.sent_directly_at.unwrap_or_else(Instant::now);
+        let deadline = sent_at + self.spec.limits.call;
         let mut logs = CallLog::default();
-        let frame = sent.is_none().then_some(header);
+        let frame = job.sent_directly_at.is_none().then_some(&*job.header);
         let cpu_before = self.worker_cpu_time();
-        let result = self.exchange(run, frame, deadline, &mut logs);
-        self.count_call(received_at, cpu_before);
+        let result = self.exchange(&job.run, frame, deadline, &mut logs);
+        self.count_call(sent_at, cpu_before);
         let mut reply = match result {
             Err(failure) => Reply::failed(self.discard_worker(&failure, self.spec.limits.call)),
             Ok((FromWorker::Reply(reply), body)) => {
                 self.consecutive_failures = 0;
-                to_reply(reply, &body, run, event, &self.shared.memory, logits, received_at)
+                job.to_reply(reply, &body, &self.shared.memory, sent_at)
             }
             Ok(_) => {
                 let failure = WorkerFailure::Protocol("it did not send a reply to a call".into());
@@ -236,7 +210,7 @@ impl Supervisor {
     }
 
     fn finished(&mut self, run: &RunContext) {
-        if !self.introduced_runs.contains(&run.number) || !self.has_live_worker() {
+        if !self.knows_run(run) || !self.has_live_worker() {
             return;
         }
         let header = to_json(&ToWorker::Finished { run: run.number });
@@ -245,7 +219,6 @@ impl Supervisor {
         let mut logs = CallLog::default();
         let reply = self.exchange(run, Some(&header), deadline, &mut logs);
         self.count_call(begun, cpu_before);
-        self.introduced_runs.remove(&run.number);
         for log in logs.lines {
             tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "log line of finished hook: {}", log.escaped());
         }
@@ -268,12 +241,13 @@ impl Supervisor {
         deadline: Instant,
         logs: &mut CallLog,
     ) -> Result<(FromWorker, Vec<u8>), WorkerFailure> {
+        let is_new = !self.knows_run(run);
         let worker = self.worker.as_mut().ok_or(WorkerFailure::Ended)?;
-        let vocabulary = &run.view.vocabulary;
-        if self.introduced_runs.insert(run.number) {
-            let id = vocabulary_id(&mut self.vocabularies, vocabulary);
+        if is_new {
+            let id = vocabulary_id(&mut self.vocabularies, &run.view.vocabulary);
             worker.send(&to_json(&run.to_message(id)), &[], deadline)?;
-            run.worker.store(self.generation, Ordering::Release);
+            run.reset_holdback();
+            run.introduced_to.store(self.generation, Ordering::Release);
         }
         if let Some(header) = header {
             worker.send(header, &[], deadline)?;
@@ -289,6 +263,11 @@ impl Supervisor {
         }
     }
 
+    /// Returns true if the run was introduced to the current worker.
+    fn knows_run(&self, run: &RunContext) -> bool {
+        run.introduced_to.load(Ordering::Acquire) == self.generation
+    }
+
     /// Returns true if a worker is running. Drops one that has ended between two calls.
     fn has_live_worker(&mut self) -> bool {
         match self.worker.take().map(WorkerProcess::if_alive) {
@@ -299,7 +278,6 @@ impl Supervisor {
             Some(Err(end)) => tracing::warn!(mod.name = self.name, "{end}"),
             None => {}
         }
-        self.introduced_runs.clear();
         false
     }
 
@@ -342,14 +320,10 @@ impl Supervisor {
 
     /// Ends a failed worker. The next call gets a new one, after a delay if failures repeat.
     fn discard_worker(&mut self, failure: &WorkerFailure, deadline: Duration) -> ModException {
-        self.introduced_runs.clear();
         let Some(worker) = self.worker.take() else {
             return ModException::new("the worker has ended");
         };
         let exception = worker.fail(failure, deadline);
-        if self.has_direct_replies() {
-            self.consecutive_failures = 0;
-        }
         self.consecutive_failures += 1;
         if self.consecutive_failures == 1 {
             self.backoff = None;

@@ -1,10 +1,12 @@
 //! The private directory of a worker.
 
+use super::sandbox::is_worker_uid;
 use crate::events::system;
+use nix::fcntl::OFlag;
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -37,10 +39,10 @@ impl WorkerDir {
         OWN_DIRS.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone());
         let lock = File::create(path.join("lock"))?;
         lock.lock()?;
-        let home = Self { path, _lock: lock };
-        fs::create_dir(home.path.join("work"))?;
-        unpack_sdk(&home.path.join("sdk"))?;
-        Ok(home)
+        let dir = Self { path, _lock: lock };
+        fs::create_dir(dir.path.join("work"))?;
+        unpack_sdk(&dir.path.join("sdk"))?;
+        Ok(dir)
     }
 
     /// Returns the path of the directory.
@@ -89,12 +91,14 @@ fn remove_stale_dirs(folder: &Path) {
         }
         // Not that of the target if another user has put a link here.
         let Ok(metadata) = entry.metadata() else { continue };
-        if !metadata.is_dir() || metadata.uid() != nix::unistd::geteuid().as_raw() {
+        if !metadata.is_dir() || !is_worker_uid(metadata.uid()) {
             continue;
         }
         let age = metadata.modified().ok().and_then(|at| SystemTime::from(system::now()).duration_since(at).ok());
         let is_old = age.is_some_and(|age| age > Duration::from_mins(1));
-        let is_unused = match File::open(entry.path().join("lock")) {
+        // The owner may have put a pipe here, whose opening would wait.
+        let lock = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(entry.path().join("lock"));
+        let is_unused = match lock {
             Ok(lock) => lock.try_lock().is_ok(),
             // Created a moment ago, unless the directory is old: then its removal was interrupted.
             Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -138,6 +142,13 @@ mod tests {
         let (alive, lock) = make(&format!("{WORKER_DIR_PREFIX}alive"), true, 100);
         let (other, _) = make("other", true, 100);
         let (target, _) = make("target", false, 100);
+        let (of_worker, _) = make(&format!("{WORKER_DIR_PREFIX}worker"), true, 100);
+        let (of_other, _) = make(&format!("{WORKER_DIR_PREFIX}user"), true, 100);
+        let is_root = nix::unistd::geteuid().is_root();
+        if is_root {
+            std::os::unix::fs::chown(&of_worker, Some(1_000_000_007), None).unwrap();
+            std::os::unix::fs::chown(&of_other, Some(1234), None).unwrap();
+        }
         let link = folder.join(format!("{WORKER_DIR_PREFIX}link"));
         std::os::unix::fs::symlink(&target, &link).unwrap();
         lock.as_ref().unwrap().lock().unwrap();
@@ -146,6 +157,7 @@ mod tests {
             [left, young, unlocked, alive, other, target].map(|path| path.exists()),
             [false, true, false, true, true, true]
         );
+        assert_eq!((of_worker.exists(), of_other.exists()), (false, is_root));
         assert!(link.exists());
         fs::remove_dir_all(folder).unwrap();
     }

@@ -1,7 +1,7 @@
 //! Specification and start of a worker.
 
 use super::call_log::CallLog;
-use super::message::{FromWorker, HandlerInfo, PROTOCOL, ToWorker, to_json};
+use super::message::{FromWorker, HandlerInfo, ToWorker, to_json};
 use super::process::{WorkerFailure, WorkerProcess};
 use super::sandbox::SandboxLauncher;
 use super::shared_memory::SharedMemory;
@@ -51,7 +51,6 @@ impl WorkerSpec {
             is_transient: true,
         })?;
         let header = to_json(&ToWorker::Load {
-            protocol: PROTOCOL,
             file: &self.source.file,
             module: &self.source.module,
             entrypoint: self.entrypoint.as_deref(),

@@ -12,7 +12,7 @@ pub struct ModDescription {
     pub description: String,
     /// `rust` or `python`.
     pub language: String,
-    /// First 12 hexadecimal digits of the source's SHA-256 for a Python mod; the release for a built-in one.
+    /// First 12 hexadecimal digits of the version's hash for a Python mod; the release for a built-in one.
     pub version: String,
     /// Example of the configuration; `null` if the mod takes none.
     pub config: Value,

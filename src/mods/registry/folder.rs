@@ -34,11 +34,15 @@ pub struct ModFolder {
 }
 
 /// The state of a file at its last read.
+#[derive(Default)]
 struct FolderFile {
     /// Text of the file; `None` if it could not be read.
     text: Option<String>,
     /// Names of the mods registered from the file.
     names: Vec<String>,
+    /// True if the name of one of its mods was taken. The mod of that name may be removed later, so the file is imported
+    /// again on every change of the folder.
+    has_rejected: bool,
     /// Next import of the unchanged file; `None` unless the last one failed for a reason that may pass.
     retry: Option<ImportRetry>,
 }
@@ -84,7 +88,8 @@ impl ModFolder {
         }
         let is_current = |path: &PathBuf, text: &String| {
             let is_due = |known: &FolderFile| known.retry.as_ref().is_some_and(ImportRetry::is_due);
-            self.files.get(path).is_some_and(|known| known.text.as_ref() == Some(text) && !is_due(known))
+            let is_done = |known: &FolderFile| !known.has_rejected && !is_due(known);
+            self.files.get(path).is_some_and(|known| known.text.as_ref() == Some(text) && is_done(known))
         };
         let mut changed: Vec<(PathBuf, io::Result<String>)> = Vec::new();
         for path in paths {
@@ -140,8 +145,7 @@ impl ModFolder {
     ) {
         let file = file_name(path);
         let source = ModSource::Text(text.cloned().unwrap_or_default());
-        let known =
-            self.files.entry(path.to_owned()).or_insert(FolderFile { text: None, names: Vec::new(), retry: None });
+        let known = self.files.entry(path.to_owned()).or_default();
         let is_retry = known.retry.is_some() && known.text.as_ref() == text;
         known.text = text.cloned();
         let earlier_retry = known.retry.take();
@@ -166,7 +170,7 @@ impl ModFolder {
         let mut rejected = None;
         let mut names = Vec::new();
         for factory in found {
-            let factory = WithSource::wrap(factory, source.clone(), None);
+            let factory = WithSource::wrap(factory, source.clone(), source.hash(), None);
             let version = RegisteredVersion {
                 hash: version_of(&*factory),
                 origin: ModOrigin::File,
@@ -174,6 +178,11 @@ impl ModFolder {
                 registered_by: Some(file.clone()),
             };
             let (name, hash) = (factory.describe().name, version.hash.clone());
+            // A mod that did not change keeps its workers, with their state.
+            if known.names.contains(&name) && registry.get(&name).is_some_and(|current| version_of(&*current) == hash) {
+                names.push(name);
+                continue;
+            }
             match registry.register(factory, version) {
                 Ok(replaced) => {
                     let message = if replaced { "mod updated" } else { "mod registered" };
@@ -191,10 +200,9 @@ impl ModFolder {
             registration.has_removed |= registry.remove(name);
         }
         known.names = names;
-        if rejected.is_some() {
+        known.has_rejected = rejected.is_some();
+        if known.has_rejected {
             registration.rejected.push(path.to_owned());
-            // The other mod of this name may be removed later, so the file is retried on every change.
-            known.text = None;
         }
         registry.set_problem(&file, rejected);
     }
@@ -293,14 +301,48 @@ mod tests {
     use crate::events::system;
     use crate::mods::ModRegistry;
     use crate::mods::python::{LoadError, PythonMods};
+    use std::path::PathBuf;
+    use std::sync::Arc;
     use std::time::Instant;
+
+    fn new_folder() -> PathBuf {
+        let path = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
+        std::fs::create_dir(&path).unwrap();
+        path
+    }
+
+    /// Returns the source of a file with mods of these names.
+    fn mods(names: &[&str]) -> String {
+        let functions = names.iter().map(|name| format!("\n\n@mod\ndef {name}(event, actions):\n    pass\n"));
+        format!("from thunder_mods import mod\n{}", functions.collect::<String>())
+    }
+
+    #[test]
+    fn rejected_mod_does_not_restart_other_mods_of_its_file() {
+        let path = new_folder();
+        std::fs::write(path.join("one.py"), mods(&["taken"])).unwrap();
+        std::fs::write(path.join("two.py"), mods(&["kept", "taken"])).unwrap();
+        let registry = ModRegistry::default();
+        let mut folder = ModFolder::new(path.clone(), PythonMods::default());
+        folder.sync(&registry).unwrap();
+        let kept = registry.get("kept").unwrap();
+        assert!(registry.problems()[0].message.contains("the name 'taken' is already used by the file one.py"));
+        std::fs::write(path.join("three.py"), mods(&["third"])).unwrap();
+        folder.sync(&registry).unwrap();
+        assert!(Arc::ptr_eq(&kept, &registry.get("kept").unwrap()) && registry.get("third").is_some());
+        std::fs::remove_file(path.join("one.py")).unwrap();
+        folder.sync(&registry).unwrap();
+        let by = registry.info("taken", None).unwrap().current.registered_by;
+        assert_eq!((by.as_deref(), registry.problems()), (Some("two.py"), Vec::new()));
+        assert!(Arc::ptr_eq(&kept, &registry.get("kept").unwrap()));
+        std::fs::remove_dir_all(path).unwrap();
+    }
 
     #[test]
     fn file_is_imported_again_after_a_transient_failure() {
-        let path = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
-        std::fs::create_dir(&path).unwrap();
+        let path = new_folder();
         let file = path.join("calm.py");
-        let text = "from thunder_mods import mod\n\n\n@mod\ndef calm(event, actions):\n    pass\n".to_owned();
+        let text = mods(&["calm"]);
         std::fs::write(&file, &text).unwrap();
         let registry = ModRegistry::default();
         let mut folder = ModFolder::new(path.clone(), PythonMods::default());

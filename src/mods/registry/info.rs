@@ -31,7 +31,7 @@ pub struct ModInfo {
     pub enabled: bool,
     /// Earlier versions since the start of the server, oldest first.
     pub earlier: Vec<RegisteredVersion>,
-    /// Statistics of calls since the start of the server.
+    /// Statistics of the calls of this version since its registration.
     #[serde(flatten)]
     pub stats: CallStats,
     /// Reason why a newer source is not registered.

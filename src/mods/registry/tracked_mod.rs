@@ -114,6 +114,14 @@ impl ModInstance for TrackedInstance {
         if self.is_off || !self.status.is_enabled() { 0 } else { self.inner.holdback() }
     }
 
+    fn discard_from(&self) -> Option<usize> {
+        if self.is_off || !self.status.is_enabled() { None } else { self.inner.discard_from() }
+    }
+
+    fn retracted(&mut self, generated: usize) {
+        self.inner.retracted(generated);
+    }
+
     fn hidden_layers(&self) -> &[u16] {
         self.inner.hidden_layers()
     }

@@ -47,7 +47,7 @@ impl ModSource {
             Self::Files(files) => bundle(files, module.unwrap_or_default()),
         };
         let found = python.load_all(file.to_owned(), text)?;
-        Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone(), None)).collect())
+        Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone(), self.hash(), None)).collect())
     }
 
     /// Returns the SHA-256 of the source in hexadecimal. For a text, it is the output of `sha256sum`. For a package, it
@@ -176,11 +176,24 @@ impl ModUpload {
         Ok(())
     }
 
-    /// Imports the source in a worker and creates the mod. Takes as long as the import.
+    /// Returns the hash of this version of the mod: that of the source, or the SHA-256 of that hash, the module and the
+    /// entrypoint if the upload names one of them.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        let (source, module, entrypoint) = (self.source.hash(), self.module.as_deref(), self.entrypoint.as_deref());
+        if module.is_none() && entrypoint.is_none() {
+            return source;
+        }
+        let whole = format!("{source}\0{}\0{}", module.unwrap_or_default(), entrypoint.unwrap_or_default());
+        hex(&Sha256::digest(whole))
+    }
+
+    /// Imports the source in a worker and creates the mod. Takes as long as the import. `hash` is the hash of this version:
+    /// [`ModUpload::hash`] for a new one, and the stored hash for a stored one, because runs recorded it.
     ///
     /// # Errors
     /// The Python error with its traceback. The caller runs [`ModUpload::check`] first.
-    pub fn load(&self, python: &PythonMods) -> Result<Arc<dyn ModFactory>, LoadError> {
+    pub fn load(&self, hash: String, python: &PythonMods) -> Result<Arc<dyn ModFactory>, LoadError> {
         let name = self.name.as_deref().or(self.entrypoint.as_deref()).unwrap_or("mod");
         let bundled;
         let text = match (&self.source, &self.module) {
@@ -191,7 +204,7 @@ impl ModUpload {
             }
         };
         let factory = python.load_one(name, text, self.entrypoint.as_deref())?;
-        Ok(WithSource::wrap(factory, self.source.clone(), self.description.clone()))
+        Ok(WithSource::wrap(factory, self.source.clone(), hash, self.description.clone()))
     }
 }
 
@@ -267,9 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn hash_of_text_equals_sha256_of_file() {
-        let upload: ModUpload = serde_json::from_value(json!({"name": "a", "source": "abc"})).unwrap();
-        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(upload.source.hash(), known);
+    fn hash_covers_source_module_and_entrypoint() {
+        let hash = |body: Value| serde_json::from_value::<ModUpload>(body).unwrap().hash();
+        let of_file = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(hash(json!({"name": "a", "description": "d", "source": "abc"})), of_file, "as by sha256sum");
+        let a = hash(json!({"name": "m", "entrypoint": "a", "source": "abc"}));
+        let b = hash(json!({"name": "m", "entrypoint": "b", "source": "abc"}));
+        assert!(a != b && a != of_file && b != of_file);
+        let module = |name: &str| hash(json!({"name": "m", "module": name, "source": {"a.py": "", "b.py": ""}}));
+        assert_ne!(module("a"), module("b"));
     }
 }

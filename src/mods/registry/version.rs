@@ -39,10 +39,11 @@ impl ModOrigin {
     }
 }
 
-/// One version of a mod: the hash of its source, and the origin and time of its registration.
+/// One version of a mod: its hash, and the origin and time of its registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RegisteredVersion {
-    /// SHA-256 of the source in hexadecimal; the release for a built-in mod.
+    /// SHA-256 in hexadecimal, of the source and of the module and entrypoint that an upload names; the release for a
+    /// built-in mod.
     pub hash: String,
     /// Origin of the code.
     pub origin: ModOrigin,

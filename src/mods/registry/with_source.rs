@@ -13,10 +13,15 @@ pub struct WithSource {
 }
 
 impl WithSource {
-    /// Adds a source to a mod, from whose hash its version is made, and a description that replaces the source's own.
+    /// Adds its source and the hash of its version to a mod, and a description that replaces the source's own.
     #[must_use]
-    pub fn wrap(inner: Arc<dyn ModFactory>, source: ModSource, description: Option<String>) -> Arc<dyn ModFactory> {
-        Arc::new(Self { hash: source.hash(), inner, source, description })
+    pub fn wrap(
+        inner: Arc<dyn ModFactory>,
+        source: ModSource,
+        hash: String,
+        description: Option<String>,
+    ) -> Arc<dyn ModFactory> {
+        Arc::new(Self { inner, source, hash, description })
     }
 }
 

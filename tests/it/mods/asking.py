@@ -40,6 +40,20 @@ hidden = self_prompt_mod(
 )
 prompt_hidden = self_prompt_mod(prompt=" [yes or no: ", strategy=ChoicesStrat(["yes", "no"]), erase="prompt")
 
+guarded_question = SelfPrompt(prompt=" [yes or no: ", strategy=ChoicesStrat(["yes", "no"]), erase="all")
+
+
+@mod
+def guarded(event, actions, tokenizer):
+    """Asks a hidden question, and passes it no more events once its answer is complete."""
+    if guarded_question.is_complete(event.request_id):
+        return actions.noop()
+    if isinstance(event, ForwardPass):
+        return guarded_question.handle_forward_pass(event, actions, tokenizer)
+    if isinstance(event, Added):
+        return guarded_question.handle_added(event, actions, tokenizer)
+
+
 name = FlowQuestion("name", " [a name: ", CharsStrat(CharsMode.ALPHA, stop="]", min=2, max=6), erase_mode="all")
 kind = FlowQuestion("kind", " [left, right, on, call: ", ChoicesStrat(["left", "right", "on", "call"]), erase_mode="all")
 kind.on("left", name.then(lambda state: route_output("left " + state.answers["name"])))

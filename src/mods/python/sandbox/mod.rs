@@ -17,6 +17,7 @@ mod paths;
 #[cfg(target_os = "linux")]
 mod privileges;
 
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -32,6 +33,18 @@ pub const COMMAND: &str = "mod-worker";
 /// of other workers.
 #[cfg(target_os = "linux")]
 const MAX_NEW_THREADS: u64 = 1024;
+
+/// First user id for workers of a server that runs as root; each process gets its own. No account has these ids, so no
+/// files belong to them.
+const FIRST_UID: u32 = 1_000_000_000;
+/// User id of an account without rights, for systems that map only the usual ids.
+const NOBODY: u32 = 65_534;
+
+/// Returns true if a worker of this server may run as this user.
+pub(super) fn is_worker_uid(uid: u32) -> bool {
+    let own = geteuid();
+    uid == own.as_raw() || (own.is_root() && (uid >= FIRST_UID || uid == NOBODY))
+}
 
 /// Selection of the mods that run in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -102,15 +115,15 @@ impl SandboxLauncher {
     pub(super) fn command(
         &self,
         python: &Path,
-        home: &Path,
+        worker_dir: &Path,
         limits: &super::WorkerLimits,
         arguments: Vec<String>,
     ) -> Command {
         let (mut read, execute) = paths::required_paths(python);
-        read.push(home.join("sdk"));
+        read.push(worker_dir.join("sdk"));
         let profile = SandboxProfile {
             server: std::process::id(),
-            home: home.to_owned(),
+            worker_dir: worker_dir.to_owned(),
             python: python.to_owned(),
             arguments,
             read,
@@ -130,7 +143,7 @@ struct SandboxProfile {
     /// Server process, which the worker must not outlive.
     server: u32,
     /// Directory of the worker, with the SDK.
-    home: PathBuf,
+    worker_dir: PathBuf,
     python: PathBuf,
     arguments: Vec<String>,
     /// Files and folders that may be read.
@@ -173,10 +186,10 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
 
     close_inherited()?;
     start_session();
-    // Files below the home directory are given to the worker.
-    let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
+    // The directory of the worker is given to it.
+    let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.worker_dir));
     let needed: Vec<PathBuf> = needed.cloned().collect();
-    privileges::drop_root(&profile.home, &needed)?;
+    privileges::drop_root(&profile.worker_dir, &needed)?;
     privileges::drop_capabilities()?;
     // A change of the user id resets the signal, so it is set afterwards.
     prctl::set_pdeathsig(Signal::SIGKILL)?;

@@ -1,6 +1,7 @@
 //! Removal of root's rights from a worker if the server runs as root: always its capabilities, and its user id if other
 //! accounts can reach the interpreter.
 
+use super::{FIRST_UID, NOBODY};
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
 use nix::unistd::{Gid, Uid, chown, geteuid, getuid, setgroups, setresgid, setresuid};
@@ -9,24 +10,19 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// First user id for workers; each process gets its own. No account has these ids, so no files belong to them.
-const FIRST_UID: u32 = 1_000_000_000;
-/// User id of an account without rights, for systems that map only the usual ids.
-const NOBODY: u32 = 65_534;
-
 /// Gives up root's user id if this process has it and the worker can run without it: the new user must be able to reach
-/// all of `needed`, and the server must be able to kill the worker. Gives `home` to the new user. Returns false if the
+/// all of `needed`, and the server must be able to kill the worker. Gives `worker_dir` to the new user. Returns false if the
 /// process stays root.
 ///
 /// # Errors
 /// The change started but could not be completed.
-pub fn drop_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
+pub fn drop_root(worker_dir: &Path, needed: &[PathBuf]) -> io::Result<bool> {
     let may = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
     let allowed = [Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_CHOWN, Capability::CAP_KILL];
     if !geteuid().is_root() || !allowed.into_iter().all(may) || !needed.iter().all(|path| is_reachable(path)) {
         return Ok(false);
     }
-    if !home.parent().is_none_or(is_reachable) {
+    if !worker_dir.parent().is_none_or(is_reachable) {
         return Ok(false);
     }
     setgroups(&[])?;
@@ -40,7 +36,7 @@ pub fn drop_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
         }
         Err(error) => return Err(error.into()),
     };
-    change_owner(home, id)?;
+    change_owner(worker_dir, id)?;
     setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
     Ok(true)
 }

@@ -69,7 +69,7 @@ def die_with_server(server):
 
 def main():
     server, address_space, file_size, open_files = (int(argument) for argument in sys.argv[1:5])
-    home = sys.argv[5]
+    worker_dir = sys.argv[5]
     protocol, memory = take_descriptors()
     # Before the server kills a worker that exceeded its deadline, it sends SIGUSR1 to get its stack.
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
@@ -80,7 +80,7 @@ def main():
     sys.argv = [""]
     from thunder_mods.worker import serve
 
-    serve.main(protocol, memory, home, sdk_folder)
+    serve.main(protocol, memory, worker_dir, sdk_folder)
 
 
 main()

@@ -114,6 +114,19 @@ def act(event, actions, tokenizer):
 }
 
 #[test]
+fn nothing_is_discarded_after_removal_of_announced_tokens() {
+    let factory = load("@mod\ndef act(event, actions): event.hold_back(2, discard=True)");
+    let mut harness = ModHarness::new(factory.as_ref(), &json!({}));
+    for token in [65, 66, 67] {
+        no_exception(&harness.add(token));
+    }
+    for (left, discard_from) in [(2, Some(1)), (1, None)] {
+        harness.instance.retracted(left);
+        assert_eq!(harness.instance.discard_from(), discard_from);
+    }
+}
+
+#[test]
 fn out_of_range_numbers_are_handled() {
     let factory = load(
         r#"
@@ -132,6 +145,16 @@ def act(event, actions, tokenizer):
     let (reply, holdback) = act("event.hold_back(10**30)");
     no_exception(&reply);
     assert!(holdback >= 1 << 20, "{holdback}");
+    let discard_from = |what: &str| {
+        let mut harness = ModHarness::new(factory.as_ref(), &json!({ "do": what }));
+        no_exception(&harness.add(65));
+        no_exception(&harness.add(66));
+        harness.instance.discard_from()
+    };
+    assert_eq!(discard_from("event.hold_back(1, discard=True)"), Some(1));
+    assert_eq!(discard_from("event.hold_back(10**30, discard=True)"), Some(0));
+    assert_eq!(discard_from("event.hold_back(1)"), None);
+    assert_eq!(discard_from("event.hold_back(-1, discard=True)"), None);
     for (what, message) in [
         (
             "actions.force_tokens([65] * 1000 + [2**70])",

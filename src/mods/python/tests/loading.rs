@@ -51,6 +51,8 @@ fn invalid_declarations_are_rejected() {
     assert!(holdback.contains("ValueError: holdback must be an integer of 0 or more"), "{holdback}");
     let name = error("@mod(name='a/b')\ndef f(e, a): pass");
     assert!(name.starts_with("file.py: the name of the mod must be 1 to 64 letters"), "{name}");
+    let twice = error("@mod(name='a')\ndef f(e, a): pass\n@mod(name='a')\ndef g(e, a): pass");
+    assert_eq!(twice, "file.py: two mods have the name 'a'; rename one with @mod(name=\"…\")");
     // The name of an upload replaces that of its source.
     let upload = format!("{HEADER}@mod(name='my mod', holdback=2**63)\ndef f(e, a): pass\n");
     assert_eq!(python_mods().load_one("upload", &upload, None).unwrap().describe().name, "upload");

@@ -78,6 +78,24 @@ fn dead_worker_is_replaced() {
 }
 
 #[test]
+fn new_worker_does_not_continue_holdback() {
+    let factory = load(
+        r"
+@mod(holdback=2)
+def holds_back(event, actions):
+    if isinstance(event, Sampled): os._exit(3)
+    if event.added_tokens == [65]: event.hold_back(9, discard=True)
+",
+    );
+    let mut harness = harness(&factory);
+    no_exception(&harness.add(65));
+    assert_eq!((harness.instance.holdback(), harness.instance.discard_from()), (9, Some(0)));
+    raised(&sampled(&mut harness, b'a'));
+    no_exception(&harness.add(66));
+    assert_eq!((harness.instance.holdback(), harness.instance.discard_from()), (2, None));
+}
+
+#[test]
 fn worker_death_between_calls_fails_no_call() {
     let factory = load(
         r"

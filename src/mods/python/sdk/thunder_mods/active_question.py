@@ -19,7 +19,8 @@ from .strategies.base import Strategy
 from .strategies.masks import Mask, end_tokens, token_pieces
 from .strategies.primitives import LanguageStrategy
 
-#: Maximum number of corrections of tokens that do not fit; then the question is given up.
+#: Maximum number of corrections of tokens that do not fit; then the question is given up. Also the maximum number of
+#: attempts to erase it, of which other mods may win the event.
 MAX_ATTEMPTS = 3
 
 
@@ -41,6 +42,17 @@ class EraseMode(Enum):
         if value is None:
             return cls.NONE
         return value if isinstance(value, cls) else cls(str(getattr(value, "value", value)).lower())
+
+
+class _Phase(Enum):
+    #: The question begins at the next draw.
+    WAITING = 0
+    #: The prompt or the answer is not complete.
+    ASKING = 1
+    #: The answer is complete or was given up; what is not kept is being replaced.
+    ERASING = 2
+    #: The run continues.
+    OVER = 3
 
 
 class ActiveQuestion:
@@ -66,24 +78,37 @@ class ActiveQuestion:
         if isinstance(strategy, LanguageStrategy):
             token_pieces(tokenizer)  # slow the first time, so done before generation
         self._ends = frozenset(end_tokens(tokenizer))
-        #: Position of the question in the answer; None before it begins.
-        self._start: Optional[int] = None
+        self._phase = _Phase.WAITING
+        #: Position of the question in the answer, once it has begun.
+        self._start = 0
         #: Tokens from the start of the question on, at the last event.
         self._tokens: List[int] = []
-        self._attempts = 0
+        self._corrections = 0
+        self._erasures = 0
+        self._gives_up = False
         self._holds_back = False
         #: Question with its answer, and the tokens that replace them.
         self._original: List[int] = []
         self._target: List[int] = []
-        #: True if the answer is complete, or the question was given up.
-        self.complete = False
-        #: True if the erase mode was applied to the sequence; the run continues.
-        self.is_over = False
         #: Token ids of the answer without its end marker; None if the question was given up.
         self.tokens: Optional[List[int]] = None
         #: Text of the answer; None if the question was given up.
         self.text: Optional[str] = None
-        self._restart()
+        self._restart_strategy()
+
+    @property
+    def complete(self) -> bool:
+        """True if the answer is complete, or the question was given up."""
+        return self._phase in (_Phase.ERASING, _Phase.OVER)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the erase mode was applied to the sequence; the run continues."""
+        return self._phase is _Phase.OVER
+
+    def handle(self, event: Union[ForwardPass, Added], actions: ActionBuilder) -> Optional[ModAction]:
+        """Returns the action for an event, or None."""
+        return self.forward(event, actions) if isinstance(event, ForwardPass) else self.added(event, actions)
 
     def forward(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
         """Returns the action before a draw: forces the prompt, applies the strategy, or erases."""
@@ -93,7 +118,7 @@ class ActiveQuestion:
         correction = self._follow(tokens, actions)
         if correction is not None:
             return correction
-        if self._start is None:
+        if self._phase is _Phase.WAITING:
             prompt = self.begin(event, actions)
             if prompt is not None:
                 return prompt
@@ -103,9 +128,7 @@ class ActiveQuestion:
 
     def begin(self, event: ModEvent, actions: ActionBuilder) -> Optional[ModAction]:
         """Begins the question at the end of the sequence. Returns None if it has no prompt."""
-        context = event.context_info
-        self._start = len(context.tokens) - context.prompt_len + context.evicted
-        self._tokens = []
+        self._phase, self._start, self._tokens = _Phase.ASKING, event.context_info._answer_len, []
         return actions.force_tokens(self._prompt) if self._prompt else None
 
     def added(self, event: Added, actions: ActionBuilder) -> Optional[ModAction]:
@@ -113,30 +136,40 @@ class ActiveQuestion:
         if self.is_over:
             self._release(event)
             return None
-        if self._start is None:
+        if self._phase is _Phase.WAITING:
             return None
-        start, tokens = self._start, self._read(event.context_info)
-        correction = self._follow(tokens, actions)
+        tokens = self._read(event.context_info)
         if self._erase is not EraseMode.NONE:
             self._holds_back = True
-            event.hold_back(len(tokens))
-            if not self.complete and self._is_last(event):
-                correction, self._start = None, start
-                self._give_up(tokens)
-        if correction is not None or not self.complete:
+            event.hold_back(len(tokens), discard=True)
+        correction = self._follow(tokens, actions)
+        if not self.complete and self._erase is not EraseMode.NONE and self._is_last(event):
+            self._give_up(tokens)
+        if self._phase is _Phase.WAITING:
+            self._release(event)
+        if not self.complete:
             return correction
         action = self._finish(event, tokens, actions)
         return None if self.is_over else action
 
+    def give_up(self) -> None:
+        """Gives the question up at the next event, with a token that is drawn until then; it then has no answer."""
+        self._gives_up = True
+
     # -- the answer --------------------------------------------------------------------------------------------------
 
     def _restart(self) -> None:
+        """Begins the question again at the next draw, because another mod removed it."""
+        self._phase = _Phase.WAITING
+        self._restart_strategy()
+
+    def _restart_strategy(self) -> None:
         self._state = self._strategy.start(self._tokenizer)
         self._seen: List[int] = []
 
     def _read(self, context: ContextInfo) -> List[int]:
         """Returns the tokens from the start of the question on, including those that were evicted since."""
-        if self._start is None:
+        if self._phase is _Phase.WAITING:
             return []
         # The evicted tokens of the answer were before this index.
         gap = max(context.prompt_len, context.evictions_end)
@@ -145,32 +178,32 @@ class ActiveQuestion:
         evicted = self._tokens[len(before) : max(len(before), gap - position)]
         self._tokens = before + evicted + context.tokens[max(gap, position) :]
         if position > len(context.tokens) and not self.complete:
-            # Another mod removed the question with tokens before it: it begins again.
-            self._start = None
+            # Tokens before it were removed, too.
             self._restart()
         return self._tokens
 
     def _follow(self, tokens: List[int], actions: ActionBuilder) -> Optional[ModAction]:
         """Processes tokens added to the answer. Returns an action if they need a correction."""
-        if self._start is None or self.complete:
+        if self._gives_up and not self.complete:
+            self._give_up(tokens)
+        if self._phase is not _Phase.ASKING:
             return None
         start = len(self._prompt)
         if tokens[:start] != self._prompt:
-            # Another mod removed the question: force the missing part again.
             if tokens == self._prompt[: len(tokens)]:
+                # Another mod removed the end of the prompt.
                 return actions.force_tokens(self._prompt[len(tokens) :])
-            self._start = None
             self._restart()
             return None
         answer = tokens[start:]
         if answer[: len(self._seen)] != self._seen:
-            self._restart()
+            self._restart_strategy()
         for index in range(len(self._seen), len(answer)):
             correction = self._strategy.step(self._state, answer[index], self._tokenizer)
             self._seen.append(answer[index])
             if correction is not None:
                 if isinstance(correction, Backtrack):
-                    self._restart()
+                    self._restart_strategy()
                 return self._correct(correction, len(answer) - index - 1, tokens, actions)
             if self._strategy.is_complete(self._state):
                 self._complete(tokens[: start + index + 1])
@@ -181,8 +214,8 @@ class ActiveQuestion:
         self, correction: Union[Backtrack, ForceTokens], distance: int, tokens: List[int], actions: ActionBuilder
     ) -> Optional[ModAction]:
         """Returns the correction requested by the strategy for a token that is `distance` tokens before the end."""
-        self._attempts += 1
-        if self._attempts > MAX_ATTEMPTS:
+        self._corrections += 1
+        if self._corrections > MAX_ATTEMPTS:
             self._give_up(tokens)
             return None
         if isinstance(correction, Backtrack):
@@ -207,8 +240,7 @@ class ActiveQuestion:
             self._end(tokens, self.tokens if self._erase is EraseMode.PROMPT else [])
 
     def _end(self, original: List[int], target: List[int]) -> None:
-        self.complete, self._attempts = True, 0
-        self._original, self._target = original, target
+        self._phase, self._original, self._target = _Phase.ERASING, original, target
 
     def _prefix(self, answer: List[int], text: str) -> List[int]:
         """Returns the tokens of a trimmed answer: its own tokens if they spell the text, else a new encoding."""
@@ -220,8 +252,7 @@ class ActiveQuestion:
     @staticmethod
     def _is_last(event: Added) -> bool:
         """Returns True if the run ends with this event, before the answer is complete."""
-        context = event.context_info
-        return 0 < event.max_steps <= len(context.tokens) - context.prompt_len + context.evicted
+        return 0 < event.max_steps <= event.context_info._answer_len
 
     def _give_up(self, tokens: List[int]) -> None:
         self._end(tokens, tokens if self._erase is EraseMode.NONE else [])
@@ -284,11 +315,11 @@ class ActiveQuestion:
         extra = tokens[len(original) :]
         only_appends = target[: len(original)] == original
         is_done = tokens[: len(original)] != original or original == target or (only_appends and bool(extra))
-        if is_done or self._attempts > MAX_ATTEMPTS:
-            self.is_over = True
+        if is_done or self._erasures > MAX_ATTEMPTS:
+            self._phase = _Phase.OVER
             self._release(event)
             return actions.noop()
-        self._attempts += 1
+        self._erasures += 1
         if only_appends:
             return actions.force_tokens(target[len(original) :])
         common = 0

@@ -59,6 +59,11 @@ class ContextInfo:
         """Token ids after the prompt."""
         return self.tokens[self._prompt_len :]
 
+    @property
+    def _answer_len(self) -> int:
+        """Number of generated tokens, including those that a full context has evicted."""
+        return len(self.tokens) - self._prompt_len + self._evicted
+
     def last(self, count: int) -> List[int]:
         """Returns the last `count` token ids; cheaper than `tokens[-count:]`."""
         if self._tokens is None and self._read and count:
@@ -107,6 +112,8 @@ class ModEvent:
     layer: Optional[int] = None
     _tokenizer: Any = None
     _held_back: Optional[int] = None
+    #: Number of the answer's first tokens that are not discarded.
+    _discard_from: Optional[int] = None
 
     def __init__(self, request_id: str, step: int, context_info: Optional[ContextInfo] = None) -> None:
         self.request_id = request_id
@@ -123,10 +130,15 @@ class ModEvent:
         """All token ids of the sequence."""
         return self.context_info.tokens
 
-    def hold_back(self, count: Optional[int]) -> None:
+    def hold_back(self, count: Optional[int], discard: bool = False) -> None:
         """Holds the last `count` generated tokens back from the client until the next call of this method, so that
-        they can still be removed before the client sees them. None restores the value of `@mod(holdback=…)`."""
+        they can still be removed before the client sees them. None restores the value of `@mod(holdback=…)`.
+
+        discard: the mod will remove these tokens and those after them, which are held back, too. Until all are removed,
+        or this method is called again, a stop string in them does not end the run, and if the run ends, they are not part
+        of the answer."""
         self._held_back = -1 if count is None else max(0, int(count))
+        self._discard_from = max(0, self.context_info._answer_len - self._held_back) if discard and self._held_back > 0 else None
 
     def _decode(self, tokens: Iterable[int]) -> str:
         if self._tokenizer is None:

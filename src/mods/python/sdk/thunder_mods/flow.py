@@ -81,7 +81,8 @@ class FlowEngine(Generic[TState]):
         self.flows = dict(flows or {})
         self._state_factory = state_factory or (lambda request_id: cast(TState, RequestState(request_id)))
         self._states: Dict[str, TState] = {}
-        self._active: Dict[str, Tuple[FlowQuestion[TState], ActiveQuestion]] = {}
+        #: Active question of each run; without its definition if another question or a route replaces it.
+        self._active: Dict[str, Tuple[Optional[FlowQuestion[TState]], ActiveQuestion]] = {}
         self._started: "set[str]" = set()
         lifecycle.register(self)
 
@@ -103,7 +104,7 @@ class FlowEngine(Generic[TState]):
     def handle_event(self, event: ModEvent, actions: ActionBuilder, tokenizer: Any) -> ModAction:
         """Returns the action for an event. The mod passes every event and returns the result.
 
-        A function of the flow that raises an exception ends the flow."""
+        A function of the flow that raises an exception ends the flow. A question that raises one has no answer."""
         request_id = event.request_id
         state = self.state(request_id)
         if request_id not in self._started:
@@ -116,23 +117,38 @@ class FlowEngine(Generic[TState]):
         try:
             return self._advance(event, state, actions, tokenizer)
         except Exception:
-            self._end(state)
+            _, active = self._active.get(request_id, (None, None))
+            if active is None:
+                state.current_question = None
+            else:
+                active.give_up()  # its text must still be erased
             raise
 
     def _advance(self, event: Any, state: TState, actions: ActionBuilder, tokenizer: Any) -> ModAction:
         """Advances the flow as far as possible with this event."""
-        if state.pending_route is not None and isinstance(event, ForwardPass):
-            route, state.pending_route = coerce_route(state.pending_route), None
-            action = self._perform(route, state, actions, tokenizer)
+        takes_route = state.pending_route is not None and isinstance(event, ForwardPass)
+        active_question, active = self._active.get(state.request_id, (None, None))
+        if active is not None and (takes_route or active_question is not state.current_question):
+            # It was replaced; its text is erased before the flow continues.
+            self._active[state.request_id] = (None, active)
+            active.give_up()
+            action = active.handle(event, actions)
+            if active.is_over:
+                del self._active[state.request_id]
+            if not active.is_over or isinstance(event, Added):
+                return action or actions.noop()
+        if takes_route:
+            route, state.pending_route = state.pending_route, None
+            action = self._perform(coerce_route(route), state, actions, tokenizer)
             if action is not None:
                 return action
         for _ in range(_MAX_ROUTES):
             question = state.current_question
             if question is None:
                 return actions.noop()
-            active_question, active = self._active.get(state.request_id, (None, None))
-            answer: Optional[str]
-            if active is None or active_question is not question:
+            _, active = self._active.get(state.request_id, (None, None))
+            answer: Optional[str] = None
+            if active is None:
                 answer = question.auto_answer_fn(state) if question.auto_answer_fn else None
                 answer = answer.strip() if answer else None
                 if not answer:
@@ -140,14 +156,12 @@ class FlowEngine(Generic[TState]):
                     self._active[state.request_id] = (question, active)
                     if isinstance(event, Added):
                         return active.begin(event, actions) or actions.noop()
-            else:
-                answer = None
-            if not answer and active is not None:
-                action = active.forward(event, actions) if isinstance(event, ForwardPass) else active.added(event, actions)
+            if active is not None:
+                action = active.handle(event, actions)
                 if not active.is_over:
                     return action or actions.noop()
                 answer = active.text
-            self._active.pop(state.request_id, None)
+                del self._active[state.request_id]
             action = self._store_answer(question, answer, state, actions, tokenizer)
             if action is not None:
                 return action
@@ -187,11 +201,10 @@ class FlowEngine(Generic[TState]):
                 break
             result = self._call(route.callback, state, actions, tokenizer)
             if isinstance(result, ModAction):
-                self._end(state)
+                state.current_question = None
                 return result
             route = coerce_route(result)
-        question = state.current_question
-        self._end(state)
+        question, state.current_question = state.current_question, None
         if route.kind is RouteKind.OUTPUT:
             return actions.force_output(token_ids(route.message, tokenizer))
         if route.kind is RouteKind.NOOP:
@@ -221,10 +234,6 @@ class FlowEngine(Generic[TState]):
             if question in flow.all_questions():
                 return flow.summary_builder(state)
         return message or "Flow complete."
-
-    def _end(self, state: TState) -> None:
-        state.current_question = None
-        self._active.pop(state.request_id, None)
 
 
 def _closing_action(text: str, actions: ActionBuilder, tokenizer: Any) -> ModAction:

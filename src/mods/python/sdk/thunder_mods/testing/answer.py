@@ -25,6 +25,15 @@ class Answer:
         """Returns the text that the client has."""
         return self._sent.decode("utf-8", "replace")
 
+    def sent_tokens(self, tokens: Sequence[int]) -> int:
+        """Returns the number of first tokens whose text was sent completely."""
+        length = 0
+        for index, token in enumerate(tokens):
+            length += 0 if self._hidden(token) else len(self._piece(token))
+            if length > len(self._sent):
+                return index
+        return len(tokens)
+
     def stopped(self, tokens: Sequence[int]) -> bool:
         """Returns True if the text contains a stop string."""
         return self._before_stop(tokens)[1]
@@ -38,7 +47,8 @@ class Answer:
         self._extend(codecs.getincrementaldecoder("utf-8")("replace").decode(visible).encode("utf-8"))
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Sends the remaining text."""
+        """Sends the remaining text, and retracts sent text that is not part of it."""
+        self.retract(tokens)
         self._extend(self.text(tokens).encode("utf-8"))
 
     def retract(self, tokens: Sequence[int]) -> None:

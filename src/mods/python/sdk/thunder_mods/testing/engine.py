@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from array import array
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -12,11 +11,10 @@ from .. import conversation as _conversation
 from .. import lifecycle, quote
 from ..actions import AdjustedLogits, AdjustedPrefill, Backtrack, EmitError, ForceOutput, ForceTokens
 from ..actions import InvalidActionError, ModAction, Noop, ToolCalls, validate_action
-from ..config import fill_defaults
-from ..decorator import mod as _decorate
 from ..events import Added, ContextInfo, ForwardPass, HiddenStates, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat
 from .action_check import action_error, tool_calls_of
+from .active_mod import ActiveMod
 from .answer import Answer
 from .capture import captured
 from .models import to_model
@@ -84,31 +82,6 @@ def run(mods: Any, prompt: Any = "Once upon a time", *, model: Any = None, token
     return Engine(model, tokenizer).run(mods, prompt, **options)
 
 
-class _Mod:
-    def __init__(self, function: Any, config: Dict[str, Any]) -> None:
-        if isinstance(function, tuple):
-            function, config = function
-        decorated: Any = function if hasattr(function, "__thunder_mod__") else _decorate(function)
-        self.call = decorated
-        declaration: Dict[str, Any] = self.call.__thunder_mod__
-        module = sys.modules.get(self.call.__module__)
-        self.name = declaration["name"] or next((name for name, value in vars(module or self).items() if value is function), "mod")
-        self.handles = declaration["handles"]
-        self.layers: List[int] = declaration["hidden_states"]
-        self.static_holdback = self.holdback = declaration["holdback"]
-        self.config = fill_defaults(config, declaration["config"], declaration["schema"])
-        known_fields = config if declaration["schema"] is None else declaration["schema"]["properties"]
-        unknown = [name for name in config if name not in known_fields]
-        if unknown:
-            raise ValueError("mod %s: unknown configuration field %s" % (self.name, ", ".join(unknown)))
-        missing = [name for name in (declaration["schema"] or {}).get("required", ()) if name not in self.config]
-        if missing:
-            raise ValueError("mod %s: missing configuration field %s" % (self.name, ", ".join(missing)))
-        self.is_quote = quote.is_imported_by(module)
-        hook = getattr(module, "finished", None)
-        self.finished = hook if callable(hook) and not hasattr(hook, "__thunder_mod__") else None
-
-
 class _Run:
     def __init__(
         self,
@@ -124,7 +97,7 @@ class _Run:
         seed: int,
     ) -> None:
         self.model, self.tokenizer, self.context = engine.model, engine.tokenizer, engine.context
-        self.mods = [_Mod(function, config) for function in mods]
+        self.mods = [ActiveMod(function, config) for function in mods]
         self.max_steps_for: Callable[[int], int] = lambda tokens: 4 * tokens + 256 if max_steps is None else max_steps
         self.request_id, self.max_tokens, self.max_steps = request_id, max_tokens, self.max_steps_for(max_tokens)
         self.temperature, self.seed, self.draws = temperature, seed, random.Random(seed)
@@ -149,22 +122,19 @@ class _Run:
 
     def execute(self, prompt: List[int]) -> Result:
         self.sequence, self.prompt_len = list(prompt), len(prompt)
-        winner = self._dispatch("Prefilled", 0, prompt)
-        kind = "Prefilled"
+        kind, winner = "Prefilled", self._dispatch("Prefilled", 0, prompt)
         while self.end is None:
             kind, winner = self._step() if winner is None else self._apply(kind, winner)
         if not self.discards_unsent:
-            self.answer.end(self._generated())
+            self.answer.end(self._kept())
         lifecycle.notify_finished(self.request_id)
         for active in self.mods:
             if active.finished is not None:
                 active.finished(self.request_id)
         reason, message, calls = self.end
         generated, prompt_tokens = self._generated(), self.sequence[: self.prompt_len]
-        text = self.answer.received() if self.discards_unsent else self.answer.text(generated)
-        return Result(
-            text, prompt_tokens, generated, reason, message, calls, self.events, self.calls, self.answer.sent
-        )
+        text = self.answer.received() if self.discards_unsent else self.answer.text(self._kept())
+        return Result(text, prompt_tokens, generated, reason, message, calls, self.events, self.calls, self.answer.sent)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -196,10 +166,9 @@ class _Run:
             self._send()
         if winner is not None:
             return "Added", winner
-        generated = self._generated()
-        if self.sequence[-1] in self.ends or self.answer.stopped(generated):
+        if self.sequence[-1] in self.ends or self.answer.stopped(self._kept()):
             self._finish("stop")
-        elif len(generated) >= self.max_tokens:
+        elif len(self._generated()) >= self.max_tokens:
             self._finish("length")
         elif len(self.sequence) >= self.context:
             self._finish("length", "the context of %d tokens is full" % self.context)
@@ -212,7 +181,9 @@ class _Run:
         if isinstance(action, ForceTokens):
             return self._force(action.tokens, step)
         if isinstance(action, Backtrack):
-            self._remove(min(action.n - removes_draw, len(self._generated())))
+            removed = min(action.n - removes_draw, len(self._generated()))
+            if removed > 0:
+                self._remove(removed)
             if action.tokens:
                 return self._force(action.tokens, step)
         elif isinstance(action, ForceOutput):
@@ -243,9 +214,11 @@ class _Run:
         return self._append(forced, True, step) if forced else self._finish("length")
 
     def _remove(self, count: int) -> None:
-        if count > 0:
-            del self.sequence[len(self.sequence) - count :]
-            self.answer.retract(self._generated())
+        del self.sequence[len(self.sequence) - count :]
+        generated = self._generated()
+        self.answer.retract(generated)
+        for active in self.mods:
+            active.retracted(len(generated))
 
     def _finish(self, reason: str, message: Optional[str] = None, calls: Optional[List[Any]] = None) -> _Outcome:
         self.end = (reason, message, calls)
@@ -265,10 +238,18 @@ class _Run:
         return self.draws.choices(range(len(weights)), weights)[0]
 
     def _send(self) -> None:
-        self.answer.send(self._generated(), max((active.holdback for active in self.mods), default=0))
+        generated = self._generated()
+        discarded = len(generated) - len(self._kept())
+        self.answer.send(generated, max([discarded, *(active.holdback for active in self.mods)]))
 
     def _generated(self) -> List[int]:
         return self.sequence[self.prompt_len :]
+
+    def _kept(self) -> List[int]:
+        """Returns the generated tokens that are part of the answer if the run ends now."""
+        generated = self._generated()
+        discarded = [active.discard_from for active in self.mods if active.discard_from is not None]
+        return generated[: max(min(discarded), self.answer.sent_tokens(generated))] if discarded else generated
 
     def _truncated_at_end(self, tokens: Sequence[int]) -> List[int]:
         end = next((index for index, token in enumerate(tokens) if token in self.ends), len(tokens))
@@ -278,12 +259,11 @@ class _Run:
 
     def _record(self, kind: str, step: int, tokens: Sequence[int], forced: bool = False) -> Event:
         position = 0 if kind == "Prefilled" else len(self.sequence) - (len(tokens) if kind == "Added" else 0)
-        text = self.tokenizer.decode(tokens)
-        event = Event(kind, len(self.events), step, position, list(tokens), text, forced)
+        event = Event(kind, len(self.events), step, position, list(tokens), self.tokenizer.decode(tokens), forced)
         self.events.append(event)
         return event
 
-    def _states(self, active: _Mod) -> HiddenStates:
+    def _states(self, active: ActiveMod) -> HiddenStates:
         """Returns the hidden states of the layers that the mod declares."""
         function = self.hidden_states
         if function is None or not active.layers:
@@ -315,12 +295,11 @@ class _Run:
                 winner = call.action
         return winner
 
-    def _call(self, active: _Mod, record: Event, has_winner: bool) -> Call:
+    def _call(self, active: ActiveMod, record: Event, has_winner: bool) -> Call:
         call = Call(active.name, record, Noop())
         before = array("f", self.logits) if self.logits is not None else None
         mod_event = self._mod_event(record, active)
-        run = _CurrentRun(self)
-        _conversation.current = run
+        _conversation.current = _CurrentRun(self)
         try:
             with captured(call.logs, active.call.__module__):
                 action = validate_action(mod_event, active.call(mod_event, self.tokenizer))
@@ -336,13 +315,14 @@ class _Run:
             _conversation.current = None
         if mod_event._held_back is not None:
             active.holdback = active.static_holdback if mod_event._held_back < 0 else mod_event._held_back
+            active.discard_from = mod_event._discard_from
         call.superseded = has_winner and not isinstance(call.action, (Noop, AdjustedLogits, AdjustedPrefill))
         if isinstance(call.action, Backtrack):
             requested, available = call.action.n - (record.kind == "Sampled"), len(self._generated())
             call.removed, call.clamped = min(requested, available), requested > available
         return call
 
-    def _mod_event(self, record: Event, active: _Mod) -> ModEvent:
+    def _mod_event(self, record: Event, active: ActiveMod) -> ModEvent:
         """Returns the event as passed to the mod."""
         context = ContextInfo(self.sequence, self.prompt_len)
         step = quote.quote_step(record.step) if active.is_quote else record.step

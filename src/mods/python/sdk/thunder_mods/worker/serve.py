@@ -38,8 +38,6 @@ from .capture import Capture
 from .channel import Channel, Memory
 from .score import call_scorer, find_scorer
 
-PROTOCOL = 1
-
 #: Maximum of a field of a message that counts tokens.
 _MAX_COUNT = 2**31 - 1
 #: Maximum characters of an exception's message and traceback.
@@ -252,10 +250,9 @@ class Worker:
                 self.reply(None, None, elapsed)
             else:
                 wire, body = self._encode_action(validate_action(event, action), event)
-                self.reply(wire, None, elapsed, body, event._held_back)
+                self.reply(wire, None, elapsed, body, event)
         except BaseException as error:  # sys.exit() in a mod is an error of the mod
-            held_back = None if event is None else event._held_back
-            self.reply(None, self._exception(error), time.perf_counter_ns() - started_at, held_back=held_back)
+            self.reply(None, self._exception(error), time.perf_counter_ns() - started_at, event=event)
 
     def _event(self, header: Header, run: Run) -> ModEvent:
         offset, count = header["tokens"]
@@ -338,9 +335,10 @@ class Worker:
     # -- replies ---------------------------------------------------------------------------------------------------
 
     def reply(
-        self, action: Optional[Header], exception: Optional[Header], elapsed_ns: int, body: bytes = b"", held_back: Optional[int] = None
+        self, action: Optional[Header], exception: Optional[Header], elapsed_ns: int, body: bytes = b"", event: Optional[ModEvent] = None
     ) -> None:
         """Sends the reply to a call."""
+        held_back = None if event is None else event._held_back
         with self.query_lock:
             conversation.current = None
         self.capture.end_call()
@@ -349,8 +347,9 @@ class Worker:
             self.channel.send_encoded(b'{"kind":"reply","action":null,"exception":null,"elapsed_ns":%d}' % elapsed_ns)
             return
         header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
-        if held_back is not None:
+        if event is not None and held_back is not None:
             header["holdback"] = self.holdback if held_back < 0 else min(held_back, _MAX_COUNT)
+            header["discard_from"] = event._discard_from
         self.channel.send(header, body)
 
     def _exception(self, error: BaseException) -> Header:
@@ -383,8 +382,8 @@ def _ids(tokens: Any) -> List[int]:
     return ids
 
 
-def main(protocol: int, memory: int, home: str, sdk: str) -> None:
-    """Handles frames until the server closes the channel. `home` is the directory of this process, `sdk` the SDK's."""
+def main(protocol: int, memory: int, worker_dir: str, sdk: str) -> None:
+    """Handles frames until the server closes the channel. `worker_dir` is the directory of this process, `sdk` the SDK's."""
     worker = Worker(Channel(protocol), Memory(memory), sdk)
     status = 1
     try:
@@ -396,5 +395,5 @@ def main(protocol: int, memory: int, home: str, sdk: str) -> None:
     finally:
         # The server may have been killed, so the worker removes its own directory.
         os.chdir("/")
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(worker_dir, ignore_errors=True)
         os._exit(status)

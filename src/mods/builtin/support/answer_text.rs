@@ -96,7 +96,7 @@ impl AnswerText {
 #[cfg(test)]
 mod tests {
     use super::{AnswerText, RemovedText};
-    use crate::mods::builtin::sequence::SequenceDelta;
+    use crate::mods::builtin::support::sequence::SequenceDelta;
     use crate::mods::builtin::testing::run;
 
     #[test]

@@ -141,8 +141,8 @@ mod tests {
     use super::ReasoningState;
     use crate::events::TokenId;
     use crate::model::chat::family::ModelFamily;
-    use crate::mods::builtin::answer_text::AnswerText;
-    use crate::mods::builtin::sequence::SequenceDelta;
+    use crate::mods::builtin::support::answer_text::AnswerText;
+    use crate::mods::builtin::support::sequence::SequenceDelta;
     use crate::mods::builtin::testing::run;
     use crate::mods::{Call, CallEvent, RunView};
     use proptest::prelude::*;

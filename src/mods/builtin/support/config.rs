@@ -59,7 +59,7 @@ fn normalize_integers(value: &mut Value, schema: &Value) {
 #[cfg(test)]
 mod tests {
     use super::parse;
-    use crate::mods::builtin::{retry::RetryLowConfidence, tool_guard::ToolGuard};
+    use crate::mods::builtin::{retry_low_confidence::RetryLowConfidence, tool_guard::ToolGuard};
     use serde_json::{Value, json};
 
     #[test]

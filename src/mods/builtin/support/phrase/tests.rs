@@ -15,7 +15,7 @@ fn match_counts_tokens_from_start_of_phrase() {
     let expected = |tokens, after: &str| PhraseMatch {
         phrase: 0,
         tokens,
-        replaced: tokens,
+        tokens_from_char_boundary: tokens,
         before: " ".into(),
         after: after.into(),
         is_cut: false,
@@ -33,11 +33,11 @@ fn replaced_tokens_begin_with_a_character() {
     let phrases = Phrases::new(&["а"], false, false);
     // The second token has the end of "д".
     let hit = phrases.find(&vocabulary, &[2, 1], 1, false).unwrap();
-    assert_eq!((hit.tokens, hit.replaced, hit.before.as_str(), hit.is_cut), (1, 2, "xд", false));
+    assert_eq!((hit.tokens, hit.tokens_from_char_boundary, hit.before.as_str(), hit.is_cut), (1, 2, "xд", false));
     let phrases = Phrases::new(&["аб"], false, false);
     assert_eq!(phrases.holdback(&vocabulary, &[2, 1]), 2);
     let cut = Phrases::new(&["да"], false, false).find(&vocabulary, &[0, 1, 0], 2, false).unwrap();
-    assert_eq!((cut.tokens, cut.replaced, cut.before.as_str(), cut.is_cut), (3, 3, "", true));
+    assert_eq!((cut.tokens, cut.tokens_from_char_boundary, cut.before.as_str(), cut.is_cut), (3, 3, "", true));
 }
 
 #[test]

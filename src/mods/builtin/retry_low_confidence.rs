@@ -1,6 +1,6 @@
-use super::{
+use super::describe;
+use super::support::{
     config::{self, schema},
-    describe,
     sequence::SequenceTracker,
 };
 use crate::events::{EventType, LogLevel, TokenId};

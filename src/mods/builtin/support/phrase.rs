@@ -37,7 +37,7 @@ pub struct PhraseMatch {
     pub tokens: usize,
     /// Number of tokens whose text is `before`, the phrase and `after`: more than `tokens` if the first one begins within a
     /// character.
-    pub replaced: usize,
+    pub tokens_from_char_boundary: usize,
     /// Text of these tokens that precedes the phrase.
     pub before: String,
     /// Text after the phrase.
@@ -121,7 +121,7 @@ impl Phrases {
         Some(PhraseMatch {
             phrase,
             tokens: generated.len() - tail.token_indexes[first_byte],
-            replaced: generated.len() - first_replaced,
+            tokens_from_char_boundary: generated.len() - first_replaced,
             before: String::from_utf8_lossy(&tail.bytes[from..first_byte]).into_owned(),
             after: String::from_utf8_lossy(&tail.bytes[last_byte + 1..]).into_owned(),
             is_cut: tail.incomplete.is_some(),

@@ -50,8 +50,8 @@ impl PhraseSearch {
 
     /// Finds the phrase again after the next token.
     pub fn postpone(&mut self, call: &Call<'_>, found: &PhraseMatch) {
-        self.holdback = found.replaced;
-        self.clean = call.answer_len() - found.replaced.min(call.answer_len());
+        self.holdback = found.tokens_from_char_boundary;
+        self.clean = call.answer_len() - found.tokens_from_char_boundary.min(call.answer_len());
     }
 
     /// Prepares for the removal of the last `count` tokens.
