@@ -4,10 +4,11 @@
 
 use crate::events::TokenId;
 
+/// Number of parallel sums and maxima, so that the compiler vectorizes the loops.
 const LANES: usize = 16;
 
 /// Logits per block; a search for the highest values skips blocks whose maximum is too low.
-const BLOCK: usize = 128;
+pub(in crate::model) const BLOCK: usize = 128;
 
 /// Normalizer and entropy of the softmax of a logit vector.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,7 +25,7 @@ impl TokenDistribution {
     /// Computes the distribution of a logit vector: H = ln Z − Σ p·(x − max), with Z = Σ exp(x − max), converted from
     /// nats to bits.
     pub fn new(logits: &[f32]) -> Self {
-        let max = max_of(logits);
+        let max = max_value(logits);
         if max == f32::NEG_INFINITY {
             let is_valid = !logits.iter().any(|logit| logit.is_nan());
             return Self { log_sum_exp: f32::NEG_INFINITY, entropy: 0.0, is_valid };
@@ -83,7 +84,7 @@ pub fn top_shifts(
     let mut top = TopEntries::new(count);
     for (block, (old, new)) in before.1.chunks(BLOCK).zip(after.1.chunks(BLOCK)).enumerate() {
         // No difference in the block exceeds its highest probability, before or after; `exp` is approximate.
-        let bound = prob(before.0, max_of(old)).max(prob(after.0, max_of(new))) * 1.001;
+        let bound = prob(before.0, max_value(old)).max(prob(after.0, max_value(new))) * 1.001;
         if bound <= top.threshold {
             continue;
         }
@@ -135,7 +136,9 @@ fn exp(x: f32) -> f32 {
     p * f32::from_bits(n.wrapping_add(127) << 23)
 }
 
-fn max_of(values: &[f32]) -> f32 {
+/// Returns the highest value, ignoring NaN; negative infinity if there is none.
+#[inline]
+pub(in crate::model) fn max_value(values: &[f32]) -> f32 {
     let mut max = [f32::NEG_INFINITY; LANES];
     let chunks = values.chunks_exact(LANES);
     let rest = chunks.remainder();
@@ -162,7 +165,7 @@ pub fn rank(logits: &[f32], token: TokenId) -> u32 {
 pub fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     let mut top = TopEntries::new(count);
     for (block, values) in logits.chunks(BLOCK).enumerate() {
-        if max_of(values) > top.threshold {
+        if max_value(values) > top.threshold {
             values.iter().enumerate().for_each(|(index, &logit)| top.offer(block * BLOCK + index, logit));
         }
     }

@@ -7,9 +7,11 @@ pub mod chat;
 pub(crate) mod distribution;
 pub mod grammar;
 pub mod llama;
+mod split;
 mod vocabulary;
 
 pub use llama::Model;
+pub use split::{SplitName, split_name};
 pub use vocabulary::{
     InfillTokens, SpecialTokens, TokenizeOptions, Vocabulary, common_prefix, complete_prefix, without_nul,
 };

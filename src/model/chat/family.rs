@@ -131,7 +131,7 @@ impl ModelFamily {
                     before_key: "\n<parameter=".into(),
                     middle: ">\n".into(),
                     after_value: "</parameter>".into(),
-                    kinds: Vec::new(),
+                    type_names: Vec::new(),
                     lines: true,
                 };
                 let before = "<tool_call>\n<function=";
@@ -159,7 +159,7 @@ impl ModelFamily {
                     before_key: "\n<arg_key>".into(),
                     middle: "</arg_key>\n<arg_value>".into(),
                     after_value: "</arg_value>".into(),
-                    kinds: Vec::new(),
+                    type_names: Vec::new(),
                     lines: false,
                 };
                 vec![CallForm::new("<tool_call>", CallShape::Tagged(tags), "\n</tool_call>", "\n")]

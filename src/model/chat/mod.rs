@@ -29,9 +29,9 @@ use capabilities::DetectedCapabilities;
 use chrono::{DateTime, Utc};
 use renderer::{JinjaRenderer, TemplateRenderer};
 use serde_json::{Map, Value, json};
-use spans::MarkedConversation;
+use spans::{ContentMatch, MarkedConversation};
 use std::sync::Arc;
-use syntax::{AnswerSyntax, ReasoningMarkers};
+use syntax::AnswerSyntax;
 
 /// The default template for a model without one.
 const CHATML: &str = "{% for message in messages %}\
@@ -170,31 +170,28 @@ impl ChatTemplate {
     /// [`ChatTemplateError::Message`] and [`ChatTemplateError::Rejected`].
     pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<RenderedPrompt, ChatTemplateError> {
         let mut messages = messages::normalize(messages)?;
-        let mut last = if options.continue_final { Some(messages::take_partial_answer(&mut messages)?) } else { None };
+        let partial_answer =
+            if options.continue_final { Some(messages::take_partial_answer(&mut messages)?) } else { None };
         let mut options = options.clone();
-        options.add_generation_prompt |= last.is_some();
+        options.add_generation_prompt |= partial_answer.is_some();
         let adapted = self.adapt(messages.clone(), options.tools.as_ref());
-        let mut text = self.text(&adapted, &options)?;
-        let masked = self.masked(&messages, &options, last.as_mut(), &mut text);
-        let mut parts = self.parts(&adapted, &options, &text).unwrap_or_default();
-        if let (Some(system), Some(part)) = (self.merged_system(&messages), parts.first_mut())
-            && text[part.start..part.end].starts_with(system)
-        {
-            // The system message keeps its role in `parts`, even inside the user's message.
-            let end = part.start + system.len();
-            let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
-            parts.insert(0, RenderedMessage { role: "system".into(), start, end });
-        }
-        let ReasoningMarkers { open, close } = &self.syntax.reasoning_markers;
-        let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open.as_str());
+        let text = self.text(&adapted, &options)?;
+        let masked = self.masked_text(&messages, &options, &text);
+        let text = masked.as_deref().map_or(text, mask::unmasked);
+        let parts = self.parts(&adapted, &options, &text).unwrap_or_default();
+        let markers = &self.syntax.reasoning_markers;
+        let opens_reasoning = !markers.open.is_empty() && text.trim_end().ends_with(markers.open.as_str());
+        let thinking = options.add_generation_prompt && opens_reasoning;
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
+        if let Some(system) = self.merged_system(&messages) {
+            rendered.split_system_part(system);
+        }
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
             // Some templates start reasoning although it is disabled.
-            rendered.push(&format!("\n{close}\n\n"));
-            rendered.thinking = false;
+            rendered.close_reasoning(markers);
         }
-        if let Some(last) = last {
-            rendered.continue_with(&last, (open, close));
+        if let Some(partial_answer) = partial_answer {
+            rendered.continue_with(&partial_answer, markers, self.vocabulary.as_deref());
         }
         Ok(rendered)
     }
@@ -215,22 +212,16 @@ impl ChatTemplate {
     }
 
     /// Returns the text of the system message if the template does not support system messages, so that it is merged
-    /// into the first user message.
+    /// into the next message.
     fn merged_system<'a>(&self, messages: &'a [Value]) -> Option<&'a str> {
         let [first, _, ..] = messages else { return None };
         let is_system = first["role"] == "system" || first["role"] == "developer";
         first["content"].as_str().filter(|_| is_system && !self.capabilities.system)
     }
 
-    /// Renders the conversation again with marks in the literals of control tokens from messages, and adds marks to
-    /// `last`. Sets `text` to this rendering without marks. Returns `None` if no message has such a literal.
-    fn masked(
-        &self,
-        messages: &[Value],
-        options: &RenderOptions,
-        last: Option<&mut messages::PartialAnswer>,
-        text: &mut String,
-    ) -> Option<String> {
+    /// Renders the conversation again with marks in the literals of control tokens from messages; `text` is the
+    /// rendering without marks. Returns `None` if no message has such a literal.
+    fn masked_text(&self, messages: &[Value], options: &RenderOptions, text: &str) -> Option<String> {
         let vocabulary = self.vocabulary.as_deref()?;
         let attempt = |exempt: &[&str]| {
             let mut conversation = json!({ "messages": messages, "tools": options.tools });
@@ -243,38 +234,28 @@ impl ChatTemplate {
             let messages = self.adapt(messages, tools.as_ref());
             self.text(&messages, &RenderOptions { tools, ..options.clone() }).ok()
         };
-        let ReasoningMarkers { open, close } = &self.syntax.reasoning_markers;
-        let same = |masked: &String| mask::unmasked(masked) == *text;
-        let whole = attempt(&[]);
-        let masked = match whole {
-            // Leave the end marker of reasoning unmarked, because templates search for it.
-            Some(whole) if !same(&whole) => Some(attempt(&[open, close]).filter(same).unwrap_or(whole)),
-            whole => whole,
-        };
-        let mut last_has_marks = false;
-        for sent in last.into_iter().flat_map(|last| [&mut last.reasoning, &mut last.content]) {
-            if let Some(masked) = mask::masked(sent, vocabulary, &[]) {
-                last_has_marks = true;
-                *sent = masked;
-            }
+        let same = |masked: &String| mask::unmasked(masked) == text;
+        let whole = attempt(&[])?;
+        if same(&whole) {
+            return Some(whole);
         }
-        if let Some(masked) = &masked {
-            *text = mask::unmasked(masked);
-        }
-        masked.or_else(|| last_has_marks.then(|| text.clone()))
+        // Leave the markers of reasoning unmarked, because templates search for them.
+        let markers = &self.syntax.reasoning_markers;
+        Some(attempt(&[&markers.open, &markers.close]).filter(same).unwrap_or(whole))
     }
 
     /// Locates each message's content in `text`.
     fn parts(&self, messages: &[Value], options: &RenderOptions, text: &str) -> Option<Vec<RenderedMessage>> {
         let whole = MarkedConversation::whole(messages);
         let marked_text = self.text(&whole.messages, options).ok();
-        let found = marked_text.as_ref().and_then(|marked_text| whole.locate(text, marked_text, false));
+        let found = marked_text.as_ref().and_then(|marked_text| whole.locate(text, marked_text, ContentMatch::Exact));
         let in_words = || {
             let words = MarkedConversation::words(messages, &self.literals);
             let marked_text = self.text(&words.messages, options).ok()?;
-            words.locate(text, &marked_text, false).or_else(|| words.locate(text, &marked_text, true))
+            let located = |content_match| words.locate(text, &marked_text, content_match);
+            located(ContentMatch::Exact).or_else(|| located(ContentMatch::Changed))
         };
-        found.or_else(in_words).or_else(|| whole.locate(text, &marked_text?, true))
+        found.or_else(in_words).or_else(|| whole.locate(text, &marked_text?, ContentMatch::Changed))
     }
 
     fn text(&self, messages: &[Value], options: &RenderOptions) -> Result<String, ChatTemplateError> {

@@ -27,8 +27,8 @@ pub enum Placeholder {
     Id,
     /// The call's number in the answer.
     Index,
-    /// The type of an argument.
-    Kind,
+    /// The name of an argument's type.
+    TypeName,
     /// The name of an argument.
     Key,
 }
@@ -45,7 +45,7 @@ pub enum PatternMatch {
 }
 
 impl Placeholder {
-    const ALL: [Self; 5] = [Self::Name, Self::Id, Self::Index, Self::Kind, Self::Key];
+    const ALL: [Self; 5] = [Self::Name, Self::Id, Self::Index, Self::TypeName, Self::Key];
 
     /// Returns the private-use character that represents the placeholder in a marked text.
     #[must_use]
@@ -54,7 +54,7 @@ impl Placeholder {
             Self::Name => '\u{f5a90}',
             Self::Id => '\u{f5a91}',
             Self::Index => '\u{f5a92}',
-            Self::Kind => '\u{f5a93}',
+            Self::TypeName => '\u{f5a93}',
             Self::Key => '\u{f5a94}',
         }
     }

@@ -1,5 +1,6 @@
 //! A rendered conversation and its tokenization.
 
+use super::syntax::ReasoningMarkers;
 use super::{ChatTemplateError, mask, messages, spans};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
@@ -36,8 +37,49 @@ impl RenderedPrompt {
         Self { text: text.to_owned(), parts: Vec::new(), masked: None, thinking: false }
     }
 
+    /// Separates the part of a system message from the message that it was merged into.
+    pub(super) fn split_system_part(&mut self, system: &str) {
+        if let Some(part) = self.parts.first_mut()
+            && self.text[part.start..part.end].starts_with(system)
+        {
+            let end = part.start + system.len();
+            let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
+            self.parts.insert(0, RenderedMessage { role: "system".into(), start, end });
+        }
+    }
+
+    /// Appends the end of the reasoning.
+    pub(super) fn close_reasoning(&mut self, markers: &ReasoningMarkers) {
+        self.push(&format!("\n{}\n\n", markers.close));
+        self.thinking = false;
+    }
+
+    /// Appends the start of the assistant's answer, in which literals of control tokens of `vocabulary` stay text.
+    pub(super) fn continue_with(
+        &mut self,
+        answer: &messages::PartialAnswer,
+        markers: &ReasoningMarkers,
+        vocabulary: Option<&Vocabulary>,
+    ) {
+        if !answer.reasoning.is_empty() || self.thinking {
+            if !self.thinking {
+                self.push(&format!("{}\n", markers.open));
+                self.thinking = true;
+            }
+            self.push_masked(&answer.reasoning, vocabulary);
+            if !answer.content.is_empty() {
+                self.close_reasoning(markers);
+            }
+        }
+        let start = self.text.len();
+        self.push_masked(&answer.content, vocabulary);
+        if !self.parts.is_empty() && !answer.content.is_empty() {
+            self.parts.push(RenderedMessage { role: "assistant".into(), start, end: self.text.len() });
+        }
+    }
+
     /// Appends text, which may contain marks.
-    pub(super) fn push(&mut self, text: &str) {
+    fn push(&mut self, text: &str) {
         if let Some(masked) = &mut self.masked {
             masked.push_str(text);
             self.text.push_str(&mask::unmasked(text));
@@ -46,23 +88,13 @@ impl RenderedPrompt {
         }
     }
 
-    /// Appends the start of the assistant's answer.
-    pub(super) fn continue_with(&mut self, last: &messages::PartialAnswer, (open, close): (&str, &str)) {
-        if !last.reasoning.is_empty() || self.thinking {
-            if !self.thinking {
-                self.push(&format!("{open}\n"));
-            }
-            self.push(&last.reasoning);
-            self.thinking = last.content.is_empty();
-            if !self.thinking {
-                self.push(&format!("\n{close}\n\n"));
-            }
+    /// Appends text of a message, with marks in its literals of control tokens.
+    fn push_masked(&mut self, text: &str, vocabulary: Option<&Vocabulary>) {
+        let masked = vocabulary.and_then(|vocabulary| mask::masked(text, vocabulary, &[]));
+        if masked.is_some() {
+            self.masked.get_or_insert_with(|| self.text.clone());
         }
-        let start = self.text.len();
-        self.push(&last.content);
-        if !self.parts.is_empty() && !last.content.is_empty() {
-            self.parts.push(RenderedMessage { role: "assistant".into(), start, end: self.text.len() });
-        }
+        self.push(masked.as_deref().unwrap_or(text));
     }
 
     /// Returns the text without the BOS that the tokenizer adds to every prompt, as llama-server returns it.

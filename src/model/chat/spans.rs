@@ -27,6 +27,15 @@ pub(super) struct MarkedConversation {
     pieces: Vec<Piece>,
 }
 
+/// The way in which a template may render a content.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ContentMatch {
+    /// As in the message, trimmed, or as JSON.
+    Exact,
+    /// In any way.
+    Changed,
+}
+
 /// A piece of a message's content.
 struct Piece {
     message: usize,
@@ -66,9 +75,13 @@ impl MarkedConversation {
         marked
     }
 
-    /// Locates the contents in `text`. `marked_text` is the rendering with marks. If `changed` is true, the template
-    /// may have changed a content.
-    pub(super) fn locate(&self, text: &str, marked_text: &str, changed: bool) -> Option<Vec<RenderedMessage>> {
+    /// Locates the contents in `text`. `marked_text` is the rendering with marks.
+    pub(super) fn locate(
+        &self,
+        text: &str,
+        marked_text: &str,
+        content_match: ContentMatch,
+    ) -> Option<Vec<RenderedMessage>> {
         let mut parts: Vec<RenderedMessage> = Vec::new();
         let mut last = None;
         let mut cursor = 0;
@@ -81,11 +94,11 @@ impl MarkedConversation {
             cursor += text[cursor..].starts_with(template_text).then_some(template_text.len())?;
             let next = following.find(OPEN).map_or(following, |end| &following[..end]);
             let is_last = next.len() == following.len();
-            let end = piece.end_in(&text[cursor..], next).or_else(|| match (changed, is_last) {
-                (false, _) => None,
-                (true, true) => text[cursor..].strip_suffix(next).map(str::len),
-                (true, false) if next.trim().is_empty() => None,
-                (true, false) => text[cursor..].find(next),
+            let end = piece.end_in(&text[cursor..], next).or_else(|| match content_match {
+                ContentMatch::Exact => None,
+                ContentMatch::Changed if is_last => text[cursor..].strip_suffix(next).map(str::len),
+                ContentMatch::Changed if next.trim().is_empty() => None,
+                ContentMatch::Changed => text[cursor..].find(next),
             });
             let end = cursor + end?;
             match (parts.last_mut(), last) {

@@ -100,8 +100,8 @@ pub struct Tags {
     pub middle: Pattern,
     /// Text after the value, with [`Placeholder::Key`] in place of the key.
     pub after_value: String,
-    /// Text for [`Placeholder::Kind`] in `middle`, by JSON type; empty if `middle` has no such placeholder.
-    pub kinds: Vec<(&'static str, String)>,
+    /// Text for [`Placeholder::TypeName`] in `middle`, by JSON type; empty if `middle` has no such placeholder.
+    pub type_names: Vec<(&'static str, String)>,
     /// True if a value is on separate lines.
     pub lines: bool,
 }

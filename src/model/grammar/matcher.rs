@@ -138,7 +138,7 @@ impl GrammarMatcher {
     /// the trigger and continues with text that does not match the grammar.
     #[must_use]
     pub fn permits(&self, token: TokenId, piece: &[u8]) -> bool {
-        if self.has_begun() {
+        if self.has_begun() || self.has_rejected() {
             return true;
         }
         match self.trigger_matcher.as_ref().and_then(|trigger_matcher| trigger_matcher.text_after_trigger(token, piece))
@@ -154,10 +154,12 @@ impl GrammarMatcher {
 
     /// Records a token that was appended to the sequence; see [`GrammarMatcher::end`] for one that ends it.
     pub fn accept(&mut self, token: TokenId, piece: &[u8]) -> AcceptResult {
-        let effect = match self.effects.last() {
-            Some(TokenEffect::Rejected | TokenEffect::Unconstrained) => TokenEffect::Unconstrained,
-            _ if self.has_begun() => self.consume(token),
-            _ => self.accept_before_trigger(token, piece),
+        let effect = if self.has_rejected() {
+            TokenEffect::Unconstrained
+        } else if self.has_begun() {
+            self.consume(token)
+        } else {
+            self.accept_before_trigger(token, piece)
         };
         if matches!(effect, TokenEffect::Trigger(_)) {
             self.trigger = Some(self.effects.len());
@@ -183,7 +185,7 @@ impl GrammarMatcher {
     /// Returns true if the constraint restricts the next token.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        self.has_begun() && !matches!(self.effects.last(), Some(TokenEffect::Rejected | TokenEffect::Unconstrained))
+        self.has_begun() && !self.has_rejected()
     }
 
     /// Rewinds by `count` tokens, but not beyond the start.
@@ -211,6 +213,11 @@ impl GrammarMatcher {
 
     fn has_begun(&self) -> bool {
         self.trigger_matcher.is_none() || self.trigger.is_some()
+    }
+
+    /// Returns true if the grammar rejected a token that has not been removed.
+    fn has_rejected(&self) -> bool {
+        matches!(self.effects.last(), Some(TokenEffect::Rejected | TokenEffect::Unconstrained))
     }
 
     fn consume(&mut self, token: TokenId) -> TokenEffect {

@@ -128,6 +128,11 @@ fn lazy_constraint_begins_after_its_trigger() {
     assert!(!is_permitted(&mut matcher, TokenId::from(b'{')));
     matcher.rewind(1);
     assert!(matcher.mask().unwrap().is_none());
+    // After a rejected token, another one may complete the trigger with any text.
+    assert_eq!(matcher.accept(97, b"<tool_call>x"), AcceptResult::Rejected);
+    assert!(matcher.permits(97, b"<tool_call>x"));
+    matcher.accept(97, b"a");
+    assert!(matcher.permits(97, b"<tool_call>x"));
 
     let by_token = constraint.lazy(Trigger::token(CONTROL));
     let mut matcher = GrammarCompiler::new(vocabulary()).start_matcher(&by_token).unwrap();

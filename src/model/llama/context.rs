@@ -6,25 +6,22 @@ mod embeddings;
 mod pending_batch;
 mod sequences;
 
-use super::ModelError;
 use super::adapters::{Adapters, ContextAdapters};
 use super::attention_capture::AttentionCapture;
 use super::cache_type::CacheType;
 use super::captures::{Decoded, TokenOutputs};
 use super::devices::Placement;
-use super::ffi::threads::ThreadPool;
-use super::ffi::{self, EvalCallback};
+use super::ffi::{EvalCallback, NativeContext};
 use super::image_spans::MROPE_SECTIONS;
 use super::lens::OutputHead;
 use super::memory::{self, MemoryCapabilities};
 use super::tuning::Tuning;
 use super::weights::WeightFile;
+use super::{ModelError, backend};
 use crate::events::TokenId;
 pub use capture::ContextCapabilities;
 use embeddings::EmbeddingBatch;
-use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
-use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use pending_batch::PendingBatch;
 pub use sequences::SequenceMetadata;
@@ -64,15 +61,12 @@ pub struct ContextOptions {
 /// the cell of a token equals its index, so index `i` of an attention row is token `i`: tokens are added and removed at
 /// the end, and a removal from the middle also closes the gap in the cells.
 pub struct Context<'model> {
-    // Dropped before `callback` and `pool`, whose addresses llama.cpp holds.
-    llama: LlamaContext<'model>,
-    pool: Option<Rc<ThreadPool>>,
+    llama: NativeContext<'model>,
     adapters: ContextAdapters<'model>,
     has_gpu: bool,
     batch: PendingBatch,
     /// Embeddings to decode in place of the batch.
     embeddings: Option<EmbeddingBatch>,
-    callback: Option<Box<EvalCallback>>,
     /// Files of the model.
     files: &'model [WeightFile],
     capabilities: ContextCapabilities,
@@ -95,9 +89,9 @@ impl<'model> Context<'model> {
         files: &'model [WeightFile],
         adapters: &'model Adapters,
         placement: &Placement,
-        backend: &LlamaBackend,
         options: &ContextOptions,
         tuning: &Tuning,
+        threads_of: Option<&Context<'_>>,
     ) -> Result<Self, ModelError> {
         let attention = options.attention.resolve(options.cache_type_k, options.cache_type_v);
         if attention == AttentionCapture::On && options.cache_type_v.is_quantized() {
@@ -105,8 +99,8 @@ impl<'model> Context<'model> {
         }
         memory::check_cache_types(model, options.cache_type_k, options.cache_type_v)?;
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
-        let mut callback = attention.is_enabled().then(|| Box::new(EvalCallback::new(model.n_layer() as usize)));
-        let mut params = LlamaContextParams::default()
+        let callback = attention.is_enabled().then(|| EvalCallback::new(model.n_layer() as usize));
+        let params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(n_ctx))
             // llama.cpp requires room for one output of each sequence.
             .with_n_batch(options.batch_size.max(options.sequences))
@@ -125,28 +119,20 @@ impl<'model> Context<'model> {
             } else {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO
             });
-        params = tuning.apply(params);
-        if let Some(callback) = &callback {
-            ffi::set_callback(&mut params, callback);
-        }
-        let mut llama = model
-            .new_context(backend, params)
+        let pool = match threads_of.and_then(|other| other.llama.pool()) {
+            Some(pool) => Some(Rc::clone(pool)),
+            None => tuning.pool(options.threads.max(options.threads_batch)).map(Rc::new),
+        };
+        let mut llama = NativeContext::new(model, backend()?, tuning.apply(params), callback, pool)
             .map_err(|error| ModelError::Context { ctx_size: n_ctx, reason: error.to_string() })?;
         let memory = MemoryCapabilities::new(model, &mut llama, options.cache_type_k);
-        let pool =
-            tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama)).map(Rc::new);
-        if let (Some(callback), Some(pool)) = (&mut callback, &pool) {
-            pool.compute_rows(callback, options.threads);
-        }
         let has_mrope = matches!(model.rope_type(), Some(RopeType::MRope | RopeType::IMRope));
         Ok(Self {
             batch: PendingBatch::new(options.batch_size),
             embeddings: None,
             llama,
-            pool,
             adapters: ContextAdapters::new(adapters),
             has_gpu: !placement.devices.is_empty(),
-            callback,
             files,
             capabilities: ContextCapabilities::default(),
             output_head: None,
@@ -157,13 +143,6 @@ impl<'model> Context<'model> {
             checkpoint_bytes: options.checkpoint_bytes,
             architecture: model.meta_val_str("general.architecture").unwrap_or_default(),
         })
-    }
-
-    /// Replaces the decoding threads with those of another context. Only one of the contexts may decode at a time.
-    pub fn share_threads(&mut self, other: &Context<'_>) {
-        if let Some(pool) = other.pool.clone().filter(|pool| pool.attach(&mut self.llama)) {
-            self.pool = Some(pool);
-        }
     }
 
     /// Returns true if a GPU is used. Prompts use it even if it has no layers.
@@ -209,7 +188,7 @@ impl<'model> Context<'model> {
 
     /// Parks the decoding threads to free their cores until the next decode.
     pub fn park_threads(&self) {
-        if let Some(pool) = &self.pool {
+        if let Some(pool) = self.llama.pool() {
             pool.park();
         }
     }

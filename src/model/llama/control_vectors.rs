@@ -2,13 +2,11 @@
 //! layers; the directions of all vectors of a run are summed when they become active.
 
 use super::ffi::adapters as ffi;
-use super::gguf::{self, GgufHeader, GgufTensor};
+use super::gguf::{self, GgufFile, GgufTensor};
 use super::{ModelCard, ModelError};
 use crate::events::shortest_f64;
 use llama_cpp_2::context::LlamaContext;
 use serde::{Serialize, Serializer};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -214,28 +212,24 @@ fn read_directions(path: &Path, scale: f32, width: usize, values: &mut [f32]) ->
     let display_path = path.display().to_string();
     let invalid = |reason: String| ModelError::ControlVector { path: display_path.clone(), reason };
     let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
-    let header = GgufHeader::read(path).map_err(|error| match error {
+    let file = GgufFile::open(path).map_err(|error| match error {
         gguf::GgufError::Io(source) => unreadable(source),
         other => invalid(other.to_string()),
     })?;
-    if header.tensors.is_empty() {
+    let tensors = &file.header().tensors;
+    if tensors.is_empty() {
         return Err(invalid("the file has no tensors; expected tensors named direction.1, direction.2, …".into()));
     }
-    let mut file = File::open(path).map_err(unreadable)?;
-    let mut bytes = vec![0; width * size_of::<f32>()];
     let is_valid = |value: f32| value.abs() <= MAX_VALUE;
-    for tensor in &header.tensors {
+    for tensor in tensors {
         let number = direction_layer(tensor, width).map_err(invalid)? - 1;
         let Some(direction) = values.get_mut(number * width..(number + 1) * width) else {
             tracing::warn!("{display_path} has a tensor {}, but the model has no such layer", tensor.name);
             continue;
         };
-        file.seek(SeekFrom::Start(tensor.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(unreadable)?;
-        for (value, bytes) in direction.iter_mut().zip(bytes.as_chunks().0) {
-            *value = f32::from_le_bytes(*bytes);
-            if !is_valid(*value) || !is_valid(*value * scale) {
-                return Err(invalid(format!("{} has values that are NaN or too large", tensor.name)));
-            }
+        direction.copy_from_slice(&file.read(tensor, width).map_err(unreadable)?.values);
+        if !direction.iter().all(|&value| is_valid(value) && is_valid(value * scale)) {
+            return Err(invalid(format!("{} has values that are NaN or too large", tensor.name)));
         }
     }
     Ok(())

@@ -9,13 +9,12 @@ mod output;
 
 use super::adapters::ContextAdapters;
 use super::captures::NoHiddenStates;
-use super::ffi::{self, EvalCallback, HiddenRequest};
+use super::ffi::{EvalCallback, HiddenRequest, NativeContext};
 use super::head::{self, Activation, Head, HeadError, HeadMetadata};
 use super::layer_set::LayerSet;
 use super::ubatch;
 use super::{GgufHeader, Model, ModelError, backend};
 use crate::events::TokenId;
-use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
@@ -88,9 +87,7 @@ pub type EncodedOutput = Result<Vec<f32>, NoHiddenStates>;
 
 /// A context for encoding.
 pub struct EncoderContext<'model> {
-    // Dropped before `callback`, whose address llama.cpp holds.
-    llama: LlamaContext<'model>,
-    callback: Box<EvalCallback>,
+    llama: NativeContext<'model>,
     adapters: ContextAdapters<'model>,
     batch: LlamaBatch<'static>,
     head: Option<Head>,
@@ -193,18 +190,13 @@ impl Model {
             .with_no_perf(true)
             .with_embeddings(true)
             .with_pooling_type(LlamaPoolingType::None);
-        let mut params = self.tuning.apply(params);
-        let callback = Box::new(EvalCallback::new(self.card.layers as usize));
-        ffi::set_callback(&mut params, &callback);
+        let callback = EvalCallback::new(self.card.layers as usize);
         let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
-        let llama = self
-            .llama
-            .new_context(backend()?, params)
+        let llama = NativeContext::new(&self.llama, backend()?, self.tuning.apply(params), Some(callback), None)
             .map_err(|error| ModelError::Context { ctx_size: context_size, reason: error.to_string() })?;
         Ok(EncoderContext {
             batch: LlamaBatch::new(max_decode_tokens as usize, 1),
             llama,
-            callback,
             adapters: ContextAdapters::new(self.adapters()),
             head,
             hidden_width: self.card.embedding as usize,
@@ -315,8 +307,10 @@ impl EncoderContext<'_> {
 
     /// Passes the tokens of inputs whose hidden states are requested to the callback.
     fn request_hidden_states(&mut self, inputs: &[(&[TokenId], EncoderOutput)]) {
+        let ubatch_size = self.llama.n_ubatch() as usize;
+        let Some(callback) = self.llama.callback() else { return };
         if !inputs.iter().any(|(_, output)| matches!(output, EncoderOutput::HiddenStates(_))) {
-            return self.callback.request_hidden_states(Vec::new());
+            return callback.request_hidden_states(Vec::new());
         }
         let sequences: Vec<i32> =
             (0..).zip(inputs).flat_map(|(sequence, (tokens, _))| std::iter::repeat_n(sequence, tokens.len())).collect();
@@ -328,13 +322,13 @@ impl EncoderContext<'_> {
             std::iter::repeat_n(layers, tokens.len())
         });
         // All tokens have outputs, and all sequences share one stream.
-        let positions = ubatch::ubatch_positions(&sequences, self.llama.n_ubatch() as usize, false);
+        let positions = ubatch::ubatch_positions(&sequences, ubatch_size, false);
         let columns = ubatch::columns(&positions, &vec![true; sequences.len()]);
         let request = |((layers, position), column): ((LayerSet, &ubatch::UbatchPosition), &ubatch::Column)| {
             HiddenRequest { ubatch: position.ubatch, column: *column, layers }
         };
         let requests = layers.zip(&positions).zip(&columns).map(request).filter(|request| !request.layers.is_empty());
-        self.callback.request_hidden_states(requests.collect());
+        callback.request_hidden_states(requests.collect());
     }
 
     /// Returns the output of an input before its first token.
@@ -357,7 +351,7 @@ impl EncoderContext<'_> {
         pieces: &[(&[TokenId], EncoderOutput)],
         outputs: &mut [PartialOutput],
     ) -> Result<(), ModelError> {
-        let mut captured = self.callback.take_hidden_states().into_iter();
+        let mut captured = self.llama.callback().map_or_else(Vec::new, EvalCallback::take_hidden_states).into_iter();
         let mut first = 0;
         for ((tokens, _), output) in pieces.iter().zip(outputs) {
             output.add_piece(tokens.len(), |token| self.state(first + token), &mut captured)?;

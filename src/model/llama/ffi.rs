@@ -16,6 +16,7 @@ pub(super) mod images;
 pub(super) mod loading;
 pub(super) mod memory;
 pub(super) mod model_info;
+mod native_context;
 pub(super) mod output_head;
 pub(super) mod sequence_state;
 pub(super) mod templates;
@@ -31,6 +32,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
+pub use native_context::NativeContext;
 use output_head::HeadOperations;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
@@ -74,8 +76,7 @@ enum OutputHeadProbe {
     Read(Result<HeadOperations, String>),
 }
 
-/// Evaluation callback that captures attention rows and hidden states while llama.cpp decodes. llama.cpp holds its
-/// address, so it must outlive the context.
+/// Evaluation callback that captures attention rows and hidden states while llama.cpp decodes.
 #[derive(Debug, Default)]
 pub struct EvalCallback(UnsafeCell<Captures>);
 
@@ -141,8 +142,9 @@ impl EvalCallback {
 
 /// Makes llama.cpp call `callback` for every graph node of contexts created with `params`.
 ///
-/// While such a context exists, the caller must not move `callback`, and must access it only between decodes.
-pub fn set_callback(params: &mut LlamaContextParams, callback: &EvalCallback) {
+/// # Safety
+/// While such a context exists, `callback` must not move, and must be accessed only between decodes.
+unsafe fn set_callback(params: &mut LlamaContextParams, callback: &EvalCallback) {
     // SAFETY: the assertion above ensures that the wrapper has the size of its only field, which is therefore at offset
     // 0.
     let raw = unsafe { &mut *std::ptr::from_mut(params).cast::<sys::llama_context_params>() };

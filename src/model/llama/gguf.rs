@@ -3,13 +3,15 @@
 //!
 //! No count or length is trusted: each is compared with the rest of the file before memory is allocated for it.
 
+mod file;
 mod header_reader;
+
+pub use file::{GgufFile, Matrix, RowReader};
 
 use super::ffi::model_info;
 use header_reader::HeaderReader;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::BufReader;
 use std::path::Path;
 
 /// Type number of 32-bit floats.
@@ -20,10 +22,19 @@ pub const F32: u32 = 0;
 pub struct GgufHeader {
     /// Scalars and short texts, by key.
     pub metadata: HashMap<String, GgufScalar>,
-    /// Number of entries of each array, by key.
-    pub arrays: HashMap<String, u64>,
+    /// Arrays without their entries, by key.
+    pub arrays: HashMap<String, GgufArray>,
     /// Every tensor of this file.
     pub tensors: Vec<GgufTensor>,
+}
+
+/// An array without its entries.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GgufArray {
+    /// Number of entries.
+    pub count: u64,
+    /// Position of the first entry in the file if the entries are texts.
+    pub texts_start: Option<u64>,
 }
 
 /// A metadata value.
@@ -81,8 +92,7 @@ impl GgufHeader {
     /// [`GgufError`] for the first error in the file.
     pub fn read(path: &Path) -> Result<Self, GgufError> {
         let file = File::open(path).map_err(GgufError::Io)?;
-        let length = file.metadata().map_err(GgufError::Io)?.len();
-        HeaderReader::new(BufReader::with_capacity(1 << 16, file), length).read_header()
+        HeaderReader::from_file(&file)?.read_header()
     }
 
     /// Returns the integer with this key.
@@ -193,6 +203,12 @@ mod tests {
             assert!(matches!(error, GgufError::Truncated { .. } | GgufError::Magic), "{length}: {error}");
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn texts_after_the_end_are_reported() {
+        let error = HeaderReader::new(Cursor::new([0; 4]), 4).read_texts("key", 9, 1).unwrap_err();
+        assert!(matches!(error, GgufError::Truncated { .. }), "{error}");
     }
 
     proptest! {

@@ -13,7 +13,7 @@
 //! | others, such as Qwen3 rerankers | `cls.output` | none |
 
 use super::encoder::Pooling;
-use super::ffi::tensors::{Gguf, Matrix};
+use super::gguf::{GgufError, GgufFile, Matrix};
 use std::path::Path;
 
 /// Maximum values of a head's matrix.
@@ -108,7 +108,8 @@ impl Head {
         requested: Option<Activation>,
     ) -> Result<Self, HeadError> {
         let unreadable = |error: std::io::Error| HeadError::Unreadable(error.to_string());
-        let file = Gguf::open(path).map_err(unreadable)?;
+        let damaged = |error: GgufError| HeadError::Unreadable(error.to_string());
+        let file = GgufFile::open(path).map_err(damaged)?;
         let layer = |name: &str, columns: usize| -> Result<Option<Layer>, HeadError> {
             let Some(weights) = file.tensor(&format!("{name}.weight"), MAX_VALUES).map_err(unreadable)? else {
                 return Ok(None);
@@ -135,6 +136,7 @@ impl Head {
         let activation = activation(metadata, dense.is_some(), types.is_some(), requested)?;
         let labels = file
             .texts(&format!("{}.classifier.output_labels", metadata.architecture))
+            .map_err(damaged)?
             .filter(|labels| labels.len() == outputs)
             .unwrap_or_else(|| (0..outputs).map(|index| format!("LABEL_{index}")).collect());
         Ok(Self {

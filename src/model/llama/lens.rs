@@ -7,7 +7,7 @@
 
 use super::ffi::CapturedHiddenStates;
 use super::ffi::output_head::{HeadOperation, HeadOperations};
-use super::ffi::tensors::{Gguf, RowReader};
+use super::gguf::{GgufFile, RowReader};
 use super::weights::WeightFile;
 use crate::events::{LogitLens, TokenId};
 use std::collections::HashMap;
@@ -109,7 +109,8 @@ impl OutputHead {
         files: impl Iterator<Item = &'a Path>,
     ) -> Result<Self, UnsupportedLens> {
         let unreadable = |error: io::Error| UnsupportedLens::Weights(error.to_string());
-        let files = files.map(Gguf::open).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+        let files = files.map(GgufFile::open).collect::<Result<Vec<_>, _>>();
+        let files = files.map_err(|error| UnsupportedLens::Weights(error.to_string()))?;
         let missing = |name: &str| UnsupportedLens::Weights(format!("the file has no tensor {name}"));
         let values = |name: &str| {
             let found = files.iter().find_map(|file| file.tensor(name, MAX_VALUES).transpose());

@@ -258,26 +258,30 @@ impl Model {
         self.fingerprint
     }
 
-    /// Creates a context for decoding.
+    /// Creates a context for decoding. It decodes on the threads of `threads_of`, if that has any; then only one of the
+    /// two contexts may decode at a time.
     ///
     /// # Errors
     /// [`ModelError::Context`], usually due to a lack of memory; [`ModelError::QuantizedValues`] and
     /// [`ModelError::QuantizedHeads`] for cache types that do not fit.
-    pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, ModelError> {
+    pub fn context(
+        &self,
+        options: &ContextOptions,
+        threads_of: Option<&Context<'_>>,
+    ) -> Result<Context<'_>, ModelError> {
         let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
         let files = &self.weights;
-        Context::new(&self.llama, files, &self.adapters, &self.placement, backend()?, options, &self.tuning)
+        Context::new(&self.llama, files, &self.adapters, &self.placement, options, &self.tuning, threads_of)
     }
 }
 
 impl ModelCard {
-    /// Reads the data of a loaded model. `tokenizer` is the number and the name of its type; `rope_base` replaces the
-    /// file's value.
+    /// Reads the data of a loaded model. `rope_base` replaces the file's value.
     fn read(
         name: String,
         llama: &LlamaModel,
         vocabulary: usize,
-        (tokenizer_id, tokenizer): (u32, &'static str),
+        tokenizer: tokenizer::TokenizerType,
         rope_base: Option<f32>,
     ) -> Self {
         let architecture = architecture(llama);
@@ -295,8 +299,8 @@ impl ModelCard {
             window: Some(ffi::model_info::window(llama)).filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::model_info::file_type(llama),
-            tokenizer,
-            tokenizer_id,
+            tokenizer: tokenizer.name,
+            tokenizer_id: tokenizer.id,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
             architecture,
         }

@@ -50,15 +50,17 @@ struct Cache {
     has_mrope: bool,
     transposed: bool,
     rotations: [u32; 2],
-    keys: Vec<Rows>,
-    values: Vec<Rows>,
+    /// The keys of each layer.
+    keys: Vec<TensorLayout>,
+    /// The values of each layer.
+    values: Vec<TensorLayout>,
 }
 
-/// The rows of a layer, one per cell.
+/// The layout of a layer's keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Rows {
+struct TensorLayout {
     kind: i32,
-    /// Size of a row, or of an element if values are transposed.
+    /// Size of a cell's row, or of an element if values are transposed.
     unit: u64,
     /// Elements of a row if values are transposed, else 1.
     width: u32,
@@ -137,7 +139,7 @@ impl StateLayout {
     /// Returns the size of a token's state in bytes.
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
-        let row = |rows: &Rows| rows.unit as usize * rows.width as usize;
+        let row = |tensor: &TensorLayout| tensor.unit as usize * tensor.width as usize;
         self.caches
             .iter()
             .map(|cache| {
@@ -157,7 +159,9 @@ impl StateLayout {
     /// attends.
     #[must_use]
     pub fn types(&self) -> (String, String) {
-        let name = |rows: &[Rows]| rows.first().map_or_else(|| "none".into(), |rows| CacheType::name_of(rows.kind));
+        let name = |tensors: &[TensorLayout]| {
+            tensors.first().map_or_else(|| "none".into(), |tensor| CacheType::name_of(tensor.kind))
+        };
         match (self.caches.first(), &self.recurrent) {
             (Some(cache), _) => (name(&cache.keys), name(&cache.values)),
             (None, Some(recurrent)) => recurrent.types(),
@@ -175,7 +179,7 @@ impl StateLayout {
         let mut packed = Vec::with_capacity(state.len());
         let mut images = None;
         for cache in &self.caches {
-            let body = Self::cache(&mut reader, cache, tokens, &mut images, self.streams)?;
+            let body = self.read_cache(&mut reader, cache, tokens, &mut images)?;
             packed.extend_from_slice(&state[body]);
         }
         packed.extend_from_slice(&state[self.recurrent_states(&mut reader, tokens, images.as_ref())?]);
@@ -197,7 +201,7 @@ impl StateLayout {
         state.extend_from_slice(&0i32.to_le_bytes());
         let mut images = None;
         for cache in &self.caches {
-            let body = Self::cache(&mut reader, cache, tokens, &mut images, 0)?;
+            let body = Self::read_stream(&mut reader, cache, tokens, &mut images)?;
             state.extend_from_slice(&self.streams.to_le_bytes());
             state.extend_from_slice(&packed[body]);
             state.resize(state.len() + other_streams, 0);
@@ -205,11 +209,11 @@ impl StateLayout {
         state.extend_from_slice(&packed[self.recurrent_states(&mut reader, tokens, images.as_ref())?]);
         reader.expect_end()?;
         // Free cells are masked but still read, so a NaN would make later runs of the slot invalid.
-        let is_valid = |(kind, rows): &(i32, Range<usize>)| {
-            CacheType::from_ggml(*kind).is_some_and(|kind| kind.has_valid_numbers(&packed[rows.clone()]))
+        let is_valid = |(kind, range): &(i32, Range<usize>)| {
+            CacheType::from_ggml(*kind).is_some_and(|kind| kind.has_valid_numbers(&packed[range.clone()]))
         };
         let images = images.unwrap_or_else(|| ImageSpans::from_placeholders(tokens));
-        if reader.rows.iter().all(is_valid) { Ok((state, images)) } else { Err(StateError::Number) }
+        if reader.number_ranges.iter().all(is_valid) { Ok((state, images)) } else { Err(StateError::Number) }
     }
 
     /// Returns a state written by this context with zeroed keys, values and recurrent states.
@@ -220,11 +224,11 @@ impl StateLayout {
         let mut reader = Reader::new(&state, HEADER_BYTES);
         let mut images = None;
         for cache in &self.caches {
-            Self::cache(&mut reader, cache, tokens, &mut images, self.streams)?;
+            self.read_cache(&mut reader, cache, tokens, &mut images)?;
         }
         self.recurrent_states(&mut reader, tokens, images.as_ref())?;
-        for (_, rows) in std::mem::take(&mut reader.rows) {
-            state[rows].fill(0);
+        for (_, range) in std::mem::take(&mut reader.number_ranges) {
+            state[range].fill(0);
         }
         Ok(state)
     }
@@ -241,51 +245,47 @@ impl StateLayout {
         self.recurrent.as_ref().map_or(Ok(reader.at..reader.at), |recurrent| recurrent.read(reader, last))
     }
 
-    /// Reads one cache and returns the range of its only stream. `images` are those of the caches before it, and are
-    /// set by the first. `streams` is 0 for a packed state.
-    fn cache(
+    /// Reads the streams of a cache, of which one has cells. Returns the range of that stream. `images` are those of the
+    /// caches before it, and are set by the first.
+    fn read_cache(
+        &self,
         reader: &mut Reader<'_>,
         cache: &Cache,
         tokens: &[TokenId],
         images: &mut Option<ImageSpans>,
-        streams: u32,
     ) -> Result<Range<usize>, StateError> {
-        if streams == 0 {
-            let start = reader.at;
-            Self::stream(reader, cache, tokens, images)?;
-            return Ok(start..reader.at);
-        }
-        check_equal("the number of sequences", reader.u32()?, streams)?;
+        check_equal("the number of sequences", reader.u32()?, self.streams)?;
         let mut body = None;
-        for _ in 0..streams {
+        for _ in 0..self.streams {
             let start = reader.at;
             if reader.u32()? != 0 && body.is_none() {
                 reader.at = start;
-                Self::stream(reader, cache, tokens, images)?;
-                body = Some(start..reader.at);
+                body = Some(Self::read_stream(reader, cache, tokens, images)?);
             }
         }
         body.ok_or(StateError::Cells { cells: 0, tokens: tokens.len() })
     }
 
-    fn stream(
+    /// Reads a stream of a cache, which is all of the cache in a packed state. Returns its range.
+    fn read_stream(
         reader: &mut Reader<'_>,
         cache: &Cache,
         tokens: &[TokenId],
         images: &mut Option<ImageSpans>,
-    ) -> Result<(), StateError> {
+    ) -> Result<Range<usize>, StateError> {
+        let start = reader.at;
         let cells = read_cells(reader, cache, tokens, images)?;
         check_equal("the order of values (flash attention on or off)", reader.u32()?, u32::from(cache.transposed))?;
         check_equal("the number of layers", reader.u32()?, cache.keys.len() as u32)?;
         check_equal("the rotation of keys", reader.u32()?, cache.rotations[0])?;
         check_equal("the rotation of values", reader.u32()?, cache.rotations[1])?;
-        for &rows in &cache.keys {
-            reader.rows(Some(rows), ["the type of keys", "the size of a key"], false, cells)?;
+        for &keys in &cache.keys {
+            reader.read_tensor(Some(keys), ["the type of keys", "the size of a key"], false, cells)?;
         }
-        for &rows in &cache.values {
+        for &values in &cache.values {
             let names = ["the type of values", "the size of a value"];
-            reader.rows(Some(rows), names, cache.transposed, cells)?;
+            reader.read_tensor(Some(values), names, cache.transposed, cells)?;
         }
-        Ok(())
+        Ok(start..reader.at)
     }
 }

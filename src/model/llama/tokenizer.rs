@@ -26,14 +26,20 @@ const STACK_PER_BYTE: usize = 512;
 /// Stack for everything else.
 const MIN_STACK_BYTES: usize = 512 << 10;
 
-/// Returns the number and the name of the tokenizer's type.
+/// llama.cpp's type of a tokenizer.
+pub struct TokenizerType {
+    pub id: u32,
+    pub name: &'static str,
+}
+
+/// Returns the type of a model's tokenizer.
 ///
 /// # Errors
 /// llama.cpp would abort the process at the first text. Returns the reason.
-pub fn check(llama: &LlamaModel) -> Result<(u32, &'static str), String> {
-    let number = ffi::model_info::tokenizer_type(llama);
-    let kind = TOKENIZERS.get(number as usize).copied().unwrap_or("unknown");
-    match kind {
+pub fn check(llama: &LlamaModel) -> Result<TokenizerType, String> {
+    let id = ffi::model_info::tokenizer_type(llama);
+    let name = TOKENIZERS.get(id as usize).copied().unwrap_or("unknown");
+    match name {
         "none" => {
             Err("it has no tokenizer; tokenizer.ggml.model must be the type of one, such as gpt2 or llama".into())
         }
@@ -42,7 +48,7 @@ pub fn check(llama: &LlamaModel) -> Result<(u32, &'static str), String> {
                  tokenizer.ggml.seperator_token_id must be their ids"
                 .into())
         }
-        _ => Ok((number, kind)),
+        _ => Ok(TokenizerType { id, name }),
     }
 }
 

@@ -79,11 +79,11 @@ pub(super) struct CallParser {
     bare: bool,
     /// True if the name of the function was sent.
     sent: bool,
-    kind: Kind,
+    state: CallState,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum CallState {
     Json(ObjectParser),
     Named(Option<Arguments>),
     Tagged(TaggedParser),
@@ -103,15 +103,15 @@ struct Arguments {
 impl CallParser {
     /// Creates a parser for a call of this form that starts at `at` with `rest`.
     pub(super) fn new(form: &CallForm, at: usize, rest: &str, bare: bool) -> Self {
-        let kind = match &form.shape {
-            _ if rest.starts_with('{') => Kind::Json(ObjectParser::new(&form.shape, at, bare)),
-            CallShape::Named { .. } => Kind::Named(None),
-            CallShape::Tagged(_) => Kind::Tagged(TaggedParser::new(at)),
-            CallShape::Braces { quote } => Kind::MemberList(MemberListParser::braces(at, quote)),
-            CallShape::Python => Kind::MemberList(MemberListParser::python(at)),
-            CallShape::Json(_) | CallShape::Code | CallShape::Channel => Kind::Code,
+        let state = match &form.shape {
+            _ if rest.starts_with('{') => CallState::Json(ObjectParser::new(&form.shape, at, bare)),
+            CallShape::Named { .. } => CallState::Named(None),
+            CallShape::Tagged(_) => CallState::Tagged(TaggedParser::new(at)),
+            CallShape::Braces { quote } => CallState::MemberList(MemberListParser::braces(at, quote)),
+            CallShape::Python => CallState::MemberList(MemberListParser::python(at)),
+            CallShape::Json(_) | CallShape::Code | CallShape::Channel => CallState::Code,
         };
-        Self { from: at, bare, sent: false, kind }
+        Self { from: at, bare, sent: false, state }
     }
 
     /// Returns true if text without a marker may start with a call of this form.
@@ -138,7 +138,7 @@ impl CallParser {
         output: &mut AnswerOutput,
     ) -> CallProgress {
         let calls = output.message.calls.len();
-        let progress = self.parse_kind(answer_format, form, text, text_end, output);
+        let progress = self.parse_state(answer_format, form, text, text_end, output);
         self.sent |= output.message.calls.len() > calls;
         match (progress, text_end) {
             (CallProgress::More, TextEnd::Cut) if self.sent => CallProgress::Done(text.len()),
@@ -147,7 +147,7 @@ impl CallParser {
         }
     }
 
-    fn parse_kind(
+    fn parse_state(
         &mut self,
         answer_format: &AnswerFormat,
         form: &CallForm,
@@ -155,23 +155,23 @@ impl CallParser {
         text_end: TextEnd,
         output: &mut AnswerOutput,
     ) -> CallProgress {
-        match &mut self.kind {
-            Kind::Json(object) => object.parse(answer_format, text, output),
-            Kind::Named(None) => match self.parse_name_and_arguments_start(answer_format, form, text, text_end) {
+        match &mut self.state {
+            CallState::Json(object) => object.parse(answer_format, text, output),
+            CallState::Named(None) => match self.parse_name_and_arguments_start(answer_format, form, text, text_end) {
                 PartialMatch::More => CallProgress::More,
                 PartialMatch::No => CallProgress::Failed(self.from),
                 PartialMatch::Found((name, brace)) => {
                     output.begin_call(name);
                     let mut arguments = Arguments { scanner: Scanner::new(), from: brace, at: brace };
                     let progress = arguments.parse(text, output);
-                    self.kind = Kind::Named(Some(arguments));
+                    self.state = CallState::Named(Some(arguments));
                     progress
                 }
             },
-            Kind::Named(Some(arguments)) => arguments.parse(text, output),
-            Kind::Tagged(tagged) => tagged.parse(answer_format, form, text, text_end, output),
-            Kind::MemberList(members) => members.parse(text, text_end, output),
-            Kind::Code => parse_code(answer_format, text, self.from, text_end, output),
+            CallState::Named(Some(arguments)) => arguments.parse(text, output),
+            CallState::Tagged(tagged) => tagged.parse(answer_format, form, text, text_end, output),
+            CallState::MemberList(members) => members.parse(text, text_end, output),
+            CallState::Code => parse_code(answer_format, text, self.from, text_end, output),
         }
     }
 

@@ -43,11 +43,11 @@ pub(super) struct ChannelParser {
 struct Body {
     /// Start of its header.
     header: usize,
-    kind: Kind,
+    message: ChannelMessage,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum ChannelMessage {
     Reasoning,
     Text,
     Call {
@@ -80,7 +80,7 @@ impl ChannelParser {
 
     /// Returns the byte ranges of reasoning in a text of this length.
     pub(super) fn reasoning_ranges(&self, end: usize) -> Vec<Range<usize>> {
-        let open = self.body.as_ref().filter(|body| matches!(body.kind, Kind::Reasoning));
+        let open = self.body.as_ref().filter(|body| matches!(body.message, ChannelMessage::Reasoning));
         self.reasoning_ranges.iter().cloned().chain(open.map(|body| body.header..end)).collect()
     }
 
@@ -100,11 +100,16 @@ impl ChannelParser {
         let continues = self.at == 0 && begins(RECIPIENT);
         if !begins(START) && !begins(CHANNEL) && !continues {
             // Text without a header, e.g. forced by a mod.
-            self.body = Some(Body { header: self.at, kind: Kind::Text });
+            self.body = Some(Body { header: self.at, message: ChannelMessage::Text });
             return true;
         }
         let Some(len) = rest.find(MESSAGE).filter(|&len| len <= MAX_HEADER) else {
-            if !text_end.is_final() && rest.len() <= MAX_HEADER + MESSAGE.len() {
+            let may_continue = rest.len() <= MAX_HEADER + MESSAGE.len();
+            if may_continue && !text_end.is_final() {
+                return false;
+            }
+            if may_continue && text_end == TextEnd::Cut && !continues {
+                self.at = text.len();
                 return false;
             }
             let markers = [START, CHANNEL, RECIPIENT];
@@ -112,7 +117,7 @@ impl ChannelParser {
             let from = self.at;
             self.at += marker.len().min(rest.len());
             output.push_content(&text[from..self.at]);
-            self.body = Some(Body { header: from, kind: Kind::Text });
+            self.body = Some(Body { header: from, message: ChannelMessage::Text });
             return true;
         };
         let header = &rest[..len];
@@ -122,33 +127,35 @@ impl ChannelParser {
         let recipient = recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)).filter(|n| !n.is_empty());
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
         let parses_calls = !answer_format.tools.is_empty();
-        let kind = match recipient {
-            Some(_) if parses_calls && answer_format.single && !output.message.calls.is_empty() => Kind::Suppressed,
+        let message = match recipient {
+            Some(_) if parses_calls && answer_format.single && !output.message.calls.is_empty() => {
+                ChannelMessage::Suppressed
+            }
             Some(name) if parses_calls => {
                 output.begin_call(name);
-                Kind::Call { scanner: Scanner::new(), complete: false }
+                ChannelMessage::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
                 // The client offered no functions: the call stays text.
                 from = header_from;
-                Kind::Text
+                ChannelMessage::Text
             }
             None if channel.starts_with("analysis") && answer_format.separates_reasoning => {
                 // A blank line separates the messages of one channel.
                 if !output.message.reasoning.is_empty() {
                     output.push_reasoning("\n\n");
                 }
-                Kind::Reasoning
+                ChannelMessage::Reasoning
             }
             None if channel.starts_with("analysis") => {
                 from = header_from;
-                Kind::Text
+                ChannelMessage::Text
             }
             None => {
                 if !output.message.content.is_empty() {
                     output.push_content("\n\n");
                 }
-                Kind::Text
+                ChannelMessage::Text
             }
         };
         // If a header stays text, so do its markers.
@@ -158,7 +165,7 @@ impl ChannelParser {
             output.push_content(shown);
             self.at = header_from + shown.len();
         }
-        self.body = Some(Body { header: header_from, kind });
+        self.body = Some(Body { header: header_from, message });
         true
     }
 
@@ -173,17 +180,17 @@ impl ChannelParser {
         };
         let part = &rest[..upto];
         let mut retracted = false;
-        match &mut body.kind {
-            Kind::Reasoning => output.push_reasoning(part),
-            Kind::Text => output.push_content(part),
-            Kind::Suppressed => {}
-            Kind::Call { scanner, complete } => retracted = !parse_arguments(scanner, complete, part, output),
+        match &mut body.message {
+            ChannelMessage::Reasoning => output.push_reasoning(part),
+            ChannelMessage::Text => output.push_content(part),
+            ChannelMessage::Suppressed => {}
+            ChannelMessage::Call { scanner, complete } => retracted = !parse_arguments(scanner, complete, part, output),
         }
         self.at += upto;
         let ended = end.is_some() || text_end.is_final();
         if ended
             && !retracted
-            && let Kind::Call { complete, .. } = &body.kind
+            && let ChannelMessage::Call { complete, .. } = &body.message
         {
             let arguments = output.message.calls.last().map_or("", |call| call.arguments.as_str());
             let cut = text_end == TextEnd::Cut && end.is_none();
@@ -195,14 +202,14 @@ impl ChannelParser {
         if retracted {
             output.retract_call();
             output.push_content(&text[body.header..self.at]);
-            body.kind = Kind::Text;
+            body.message = ChannelMessage::Text;
             return true;
         }
         if let Some((_, marker)) = end {
             if marker != START && marker != CHANNEL {
                 self.at += marker.len();
             }
-            if matches!(body.kind, Kind::Reasoning) {
+            if matches!(body.message, ChannelMessage::Reasoning) {
                 self.reasoning_ranges.push(body.header..self.at);
             }
             self.body = None;

@@ -31,7 +31,7 @@ pub(super) struct TaggedParser {
 struct Argument {
     key: String,
     /// Type of the value according to its tag.
-    kind: Option<String>,
+    type_name: Option<String>,
     from: usize,
     /// The text that ends the value.
     close: String,
@@ -80,16 +80,16 @@ impl TaggedParser {
                 }
             }
             let Some(argument) = &mut self.open else { return CallProgress::More };
-            let Some(end) = argument.find_end(text) else {
+            let Some(end) = argument.find_end(text, tags) else {
                 if text_end == TextEnd::Cut {
                     self.emit_cut(answer_format, tags, text, output);
                 }
                 return CallProgress::More;
             };
             let written = strip_line_breaks(&text[argument.from..end], tags);
-            let arguments = arguments_schema(answer_format, self.name.as_deref());
-            let schema = arguments.argument(&argument.key);
-            let value = parse_value(tags, (&schema, arguments), argument.kind.as_deref(), written, 0);
+            let values = ValueParser::new(tags, answer_format, self.name.as_deref());
+            let schema = values.arguments.argument(&argument.key);
+            let value = values.parse(&schema, argument.type_name.as_deref(), written, 0);
             output.push_member(self.count, &argument.key, &value);
             self.count += 1;
             self.at = end + argument.close.len();
@@ -128,15 +128,15 @@ impl TaggedParser {
         if key.is_empty() || len > MAX_NAME {
             return PartialMatch::No;
         }
-        let (matched, kind) = tags.middle.match_with_word(&text[from + len..]);
+        let (matched, type_name) = tags.middle.match_with_word(&text[from + len..]);
         let PatternMatch::Whole(middle) = matched else {
             return if matched == PatternMatch::Partial { PartialMatch::More } else { PartialMatch::No };
         };
         let from = from + len + middle;
         let close = tags.after_value.replace(Placeholder::Key.mark(), key);
         let nested = (close != tags.after_value).then(|| opening_tag(tags, key));
-        let kind = kind.map(str::to_owned);
-        self.open = Some(Argument { key: key.to_owned(), kind, from, close, nested, depth: 0, searched: from });
+        let (key, type_name) = (key.to_owned(), type_name.map(str::to_owned));
+        self.open = Some(Argument { key, type_name, from, close, nested, depth: 0, searched: from });
         PartialMatch::Found(true)
     }
 
@@ -146,8 +146,9 @@ impl TaggedParser {
         let value = &text[argument.from..];
         let value = &value[..len_before_partial_marker(value, &[argument.close.as_str()])];
         let written = strip_line_breaks(value, tags);
-        let arguments = arguments_schema(answer_format, self.name.as_deref());
-        let value_type = value_type(tags, (&arguments.argument(&argument.key), arguments), argument.kind.as_deref());
+        let values = ValueParser::new(tags, answer_format, self.name.as_deref());
+        let schema = values.arguments.argument(&argument.key);
+        let value_type = values.value_type(&schema, argument.type_name.as_deref());
         let unfinished = if let Some(text) = cut_unparsed_text(written) {
             unclosed_string(text)
         } else {
@@ -162,12 +163,13 @@ impl TaggedParser {
 
 impl Argument {
     /// Returns the end of the value; `None` if more text is needed. The next call does not search the same text again.
-    fn find_end(&mut self, text: &str) -> Option<usize> {
+    fn find_end(&mut self, text: &str, tags: &Tags) -> Option<usize> {
+        let is_unparsed = strip_line_breaks(&text[self.from..], tags).starts_with(CDATA.0);
         loop {
             let rest = &text[self.searched..];
             let close = rest.find(&self.close);
-            let open =
-                self.nested.as_ref().and_then(|nested| rest[..close.unwrap_or(rest.len())].find(nested.as_str()));
+            let nested = self.nested.as_ref().filter(|_| !is_unparsed);
+            let open = nested.and_then(|nested| rest[..close.unwrap_or(rest.len())].find(nested.as_str()));
             match (open, close) {
                 (Some(at), _) => {
                     self.depth += 1;
@@ -179,8 +181,7 @@ impl Argument {
                 }
                 (None, Some(at)) => {
                     let end = self.searched + at;
-                    let value = &text[self.from..end];
-                    if !value.starts_with(CDATA.0) || value.ends_with(CDATA.1) {
+                    if !is_unparsed || strip_line_breaks(&text[self.from..end], tags).ends_with(CDATA.1) {
                         return Some(end);
                     }
                     self.searched = end + self.close.len();
@@ -219,83 +220,87 @@ fn cut_unparsed_text(written: &str) -> Option<&str> {
     Some(text.strip_suffix(CDATA.1).unwrap_or_else(|| &text[..len_before_partial_marker(text, &[CDATA.1])]))
 }
 
-/// Returns the schema of a tool's arguments.
-fn arguments_schema<'s>(answer_format: &'s AnswerFormat, tool: Option<&str>) -> ArgumentsSchema<'s> {
-    match answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool) {
-        Some(tool) => ArgumentsSchema { root: &tool.parameters, strict: tool.strict },
-        None => ArgumentsSchema { root: &Value::Null, strict: false },
-    }
+/// A parser of complete values in a call.
+#[derive(Clone, Copy)]
+struct ValueParser<'a> {
+    tags: &'a Tags,
+    arguments: ArgumentsSchema<'a>,
 }
 
-/// Returns the type of a value according to its tag, or else to its schema.
-fn value_type(tags: &Tags, (schema, arguments): (&Value, ArgumentsSchema<'_>), kind: Option<&str>) -> ValueType {
-    let text = tags.kinds.iter().find(|(json, _)| *json == "string");
-    if let (Some(kind), Some((_, text))) = (kind, text) {
-        return if kind == text { ValueType::Text } else { ValueType::Other };
+impl<'a> ValueParser<'a> {
+    /// Creates a parser for calls of this tool.
+    fn new(tags: &'a Tags, answer_format: &'a AnswerFormat, tool: Option<&str>) -> Self {
+        let tool = answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
+        let (root, strict) = tool.map_or((&Value::Null, false), |tool| (&tool.parameters, tool.strict));
+        Self { tags, arguments: ArgumentsSchema { root, strict } }
     }
-    ValueType::from_schema(schema, arguments)
-}
 
-/// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like. `depth` is the
-/// number of elements around it.
-fn parse_value(
-    tags: &Tags,
-    (schema, arguments): (&Value, ArgumentsSchema<'_>),
-    kind: Option<&str>,
-    written: &str,
-    depth: usize,
-) -> Value {
-    if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
-        return text.into();
+    /// Returns the type of a value according to its tag, or else to its schema.
+    fn value_type(self, schema: &Value, type_name: Option<&str>) -> ValueType {
+        let text = self.tags.type_names.iter().find(|(json, _)| *json == "string");
+        if let (Some(type_name), Some((_, text))) = (type_name, text) {
+            return if type_name == text { ValueType::Text } else { ValueType::Other };
+        }
+        ValueType::from_schema(schema, self.arguments)
     }
-    if let Some(value) = value_type(tags, (schema, arguments), kind).parse(written) {
-        return value;
-    }
-    if tags.after_value.contains(Placeholder::Key.mark())
-        && let Some(value) = parse_elements(tags, (schema, arguments), written, depth)
-    {
-        return value;
-    }
-    literals::parse(written.trim()).unwrap_or_else(|| written.into())
-}
 
-/// Parses a value written as elements, each with its key: an object, or a list of `item`s.
-fn parse_elements(
-    tags: &Tags,
-    (schema, arguments): (&Value, ArgumentsSchema<'_>),
-    written: &str,
-    depth: usize,
-) -> Option<Value> {
-    let (before, middle) = (tags.before_key.marker()?, tags.middle.marker()?);
-    let mut rest = written.trim();
-    if depth > MAX_DEPTH || !rest.starts_with(before) {
-        return None;
+    /// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like. `depth` is
+    /// the number of elements around it.
+    fn parse(self, schema: &Value, type_name: Option<&str>, written: &str, depth: usize) -> Value {
+        if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
+            return text.into();
+        }
+        if let Some(value) = self.value_type(schema, type_name).parse(written) {
+            return value;
+        }
+        if self.tags.after_value.contains(Placeholder::Key.mark())
+            && let Some(value) = self.parse_elements(schema, written, depth)
+        {
+            return value;
+        }
+        literals::parse(written.trim()).unwrap_or_else(|| written.into())
     }
-    let (first_key, _) = rest.strip_prefix(before)?.split_once(middle)?;
-    let schema = container_schema(schema, arguments.root, first_key == "item");
-    let mut members: Vec<(&str, Value)> = Vec::new();
-    while !rest.is_empty() {
-        let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
-        let from = before.len() + key.len() + middle.len();
-        let close = tags.after_value.replace(Placeholder::Key.mark(), key);
-        let nested = Some(opening_tag(tags, key));
-        let key_owned = key.to_owned();
-        let mut argument = Argument { key: key_owned, kind: None, from, close, nested, depth: 0, searched: from };
-        let end = argument.find_end(rest)?;
-        let member_schema = match (&schema["properties"][key], &schema["items"]) {
-            (Value::Null, items) => items,
-            (property, _) => property,
+
+    /// Parses a value written as elements, each with its key: an object, or a list of `item`s.
+    fn parse_elements(self, schema: &Value, written: &str, depth: usize) -> Option<Value> {
+        let tags = self.tags;
+        let (before, middle) = (tags.before_key.marker()?, tags.middle.marker()?);
+        let mut rest = written.trim();
+        if depth > MAX_DEPTH || !rest.starts_with(before) {
+            return None;
+        }
+        let (first_key, _) = rest.strip_prefix(before)?.split_once(middle)?;
+        let schema = container_schema(schema, self.arguments.root, first_key == "item");
+        let mut members: Vec<(&str, Value)> = Vec::new();
+        while !rest.is_empty() {
+            let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
+            let from = before.len() + key.len() + middle.len();
+            let mut argument = Argument {
+                key: key.to_owned(),
+                type_name: None,
+                from,
+                close: tags.after_value.replace(Placeholder::Key.mark(), key),
+                nested: Some(opening_tag(tags, key)),
+                depth: 0,
+                searched: from,
+            };
+            let end = argument.find_end(rest, tags)?;
+            let member_schema = match (&schema["properties"][key], &schema["items"]) {
+                (Value::Null, items) => items,
+                (property, _) => property,
+            };
+            let written = strip_line_breaks(&rest[from..end], tags);
+            members.push((key, self.parse(member_schema, None, written, depth + 1)));
+            rest = rest[end + argument.close.len()..].trim_start();
+        }
+        let is_list = match schema["type"].as_str() {
+            Some(name) => name == "array",
+            None => members.iter().all(|(key, _)| *key == "item"),
         };
-        members.push((key, parse_value(tags, (member_schema, arguments), None, &rest[from..end], depth + 1)));
-        rest = rest[end + argument.close.len()..].trim_start();
+        Some(if is_list {
+            members.into_iter().map(|(_, value)| value).collect()
+        } else {
+            Value::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
+        })
     }
-    let is_list = match schema["type"].as_str() {
-        Some(kind) => kind == "array",
-        None => members.iter().all(|(key, _)| *key == "item"),
-    };
-    Some(if is_list {
-        members.into_iter().map(|(_, value)| value).collect()
-    } else {
-        Value::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
-    })
 }

@@ -223,6 +223,16 @@ fn call_that_was_cut_off_stays_a_call() {
 }
 
 #[test]
+fn header_that_was_cut_off_is_no_text() {
+    let header = "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>";
+    for len in "<|start|>".len()..header.len() {
+        let text = format!("<|channel|>final<|message|>Hi<|end|>{}", &header[..len]);
+        let message = read_in(&answer_format(ModelFamily::Harmony), [text.as_str()], true);
+        assert_eq!((message.content.as_str(), message.calls.len()), ("Hi", 0), "{text}");
+    }
+}
+
+#[test]
 fn header_started_by_the_prompt_continues() {
     let message =
         read(ModelFamily::Harmony, " to=functions.add<|channel|>commentary json<|message|>{\"days\": 2}<|call|>");

@@ -5,6 +5,7 @@ use super::segments::{common_end, common_start, segments};
 use crate::model::chat::pattern::{Pattern, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Keys, Tags};
 use serde_json::{Value, json};
+use std::ops::Range;
 
 /// Maximum positions to search for an object.
 const MAX_TRIES: usize = 64;
@@ -14,12 +15,12 @@ struct LocatedCall {
     /// Start of the object or the name.
     start: usize,
     end: usize,
-    shape: Shape,
+    shape: RenderedShape,
 }
 
 /// Rendered texts around the name, the keys and the values of a call.
 #[derive(Debug, Clone, PartialEq)]
-enum Shape {
+enum RenderedShape {
     Json { name: Option<String>, arguments: String, head: String, tail: String },
     Named { middle: String },
     Braces { quote: String },
@@ -56,13 +57,13 @@ pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Opt
         None => single.shape,
     };
     let shape = match shape {
-        Shape::Json { name, arguments, head, tail } => {
+        RenderedShape::Json { name, arguments, head, tail } => {
             CallShape::Json(Keys { name, arguments, head: Pattern::new(&head), tail: Pattern::new(&tail) })
         }
-        Shape::Named { middle } => CallShape::named(&middle),
-        Shape::Braces { quote } => CallShape::Braces { quote },
-        Shape::Python => CallShape::Python,
-        Shape::Tagged { to_key, middle } => {
+        RenderedShape::Named { middle } => CallShape::named(&middle),
+        RenderedShape::Braces { quote } => CallShape::Braces { quote },
+        RenderedShape::Python => CallShape::Python,
+        RenderedShape::Tagged { to_key, middle } => {
             let (tags, ending) = tags(probe, rest, &to_key, &middle, &after)?;
             after = after.strip_prefix(ending.as_str())?.to_owned();
             between = match between {
@@ -106,19 +107,21 @@ fn replace_with_marks(text: &str) -> String {
 }
 
 /// Merges the texts of two calls, which may differ by a number.
-fn merge(first: &Shape, second: &Shape) -> Option<Shape> {
+fn merge(first: &RenderedShape, second: &RenderedShape) -> Option<RenderedShape> {
     Some(match (first, second) {
-        (Shape::Json { name, arguments, head, tail }, Shape::Json { head: other, .. }) => Shape::Json {
-            name: name.clone(),
-            arguments: arguments.clone(),
-            head: merge_numbered(head, other)?,
-            tail: tail.clone(),
-        },
-        (Shape::Named { middle }, Shape::Named { middle: other }) => {
-            Shape::Named { middle: merge_numbered(middle, other)? }
+        (RenderedShape::Json { name, arguments, head, tail }, RenderedShape::Json { head: other, .. }) => {
+            RenderedShape::Json {
+                name: name.clone(),
+                arguments: arguments.clone(),
+                head: merge_numbered(head, other)?,
+                tail: tail.clone(),
+            }
         }
-        (Shape::Tagged { to_key, middle }, Shape::Tagged { to_key: other, .. }) => {
-            Shape::Tagged { to_key: merge_numbered(to_key, other)?, middle: middle.clone() }
+        (RenderedShape::Named { middle }, RenderedShape::Named { middle: other }) => {
+            RenderedShape::Named { middle: merge_numbered(middle, other)? }
+        }
+        (RenderedShape::Tagged { to_key, middle }, RenderedShape::Tagged { to_key: other, .. }) => {
+            RenderedShape::Tagged { to_key: merge_numbered(to_key, other)?, middle: middle.clone() }
         }
         (first, second) if first == second => first.clone(),
         _ => return None,
@@ -148,8 +151,8 @@ fn locate(text: &str, from: usize, index: usize) -> Option<LocatedCall> {
     let value_at = key_end + text[key_end..].find(value)?;
     let value_end = value_at + value.len();
     let arguments = json!({ key: value });
-    if let Some((at, len, shape)) = object(text, (from, name_at), &arguments, name) {
-        return Some(LocatedCall { start: at, end: at + len, shape });
+    if let Some(call) = object(text, from..name_at, &arguments, name) {
+        return Some(call);
     }
     let to_key = &text[name_end..key_at];
     let middle = &text[key_end..value_at];
@@ -157,24 +160,24 @@ fn locate(text: &str, from: usize, index: usize) -> Option<LocatedCall> {
         && let Some((written, len)) = json_at(&text[name_end + brace..])
         && written == arguments
     {
-        (name_end + brace + len, Shape::Named { middle: replace_with_marks(&to_key[..brace]) })
+        (name_end + brace + len, RenderedShape::Named { middle: replace_with_marks(&to_key[..brace]) })
     } else if to_key == "(" && middle.starts_with('=') && text[value_end..].find(')')? <= 1 {
-        (value_end + text[value_end..].find(')')? + 1, Shape::Python)
+        (value_end + text[value_end..].find(')')? + 1, RenderedShape::Python)
     } else if to_key == "{" && middle.starts_with(':') {
         let quote = middle[1..].to_owned();
         let close = format!("{quote}}}");
         text[value_end..].strip_prefix(close.as_str())?;
-        (value_end + close.len(), Shape::Braces { quote })
+        (value_end + close.len(), RenderedShape::Braces { quote })
     } else {
-        (value_end, Shape::Tagged { to_key: replace_with_marks(to_key), middle: middle.to_owned() })
+        (value_end, RenderedShape::Tagged { to_key: replace_with_marks(to_key), middle: middle.to_owned() })
     };
     Some(LocatedCall { start: name_at, end, shape })
 }
 
-/// Finds the object of the call and returns its start, length and shape.
-fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: &str) -> Option<(usize, usize, Shape)> {
-    for (at, _) in text[from..name_at].match_indices('{').take(MAX_TRIES) {
-        let at = from + at;
+/// Finds a call that is an object, which starts within `range`.
+fn object(text: &str, range: Range<usize>, arguments: &Value, name: &str) -> Option<LocatedCall> {
+    for (at, _) in text[range.clone()].match_indices('{').take(MAX_TRIES) {
+        let at = range.start + at;
         let Some((object, len)) = json_at(&text[at..]) else { continue };
         let inner = object.get("function").filter(|inner| inner.is_object()).unwrap_or(&object);
         let Some(members) = inner.as_object() else { continue };
@@ -189,13 +192,13 @@ fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: 
         let key = arguments.as_object()?.keys().next()?;
         let begin = text[at..at + len].find(&format!("\"{key}\"")).and_then(|key| text[at..at + key].rfind('{'))?;
         let (_, arguments_len) = json_at(&text[at + begin..])?;
-        let shape = Shape::Json {
+        let shape = RenderedShape::Json {
             name: name_key.cloned(),
             arguments: if name_key.is_some() { arguments_key.clone() } else { String::new() },
             head: replace_with_marks(&text[at..at + begin]),
             tail: replace_with_marks(&text[at + begin + arguments_len..at + len]),
         };
-        return Some((at, len, shape));
+        return Some(LocatedCall { start: at, end: at + len, shape });
     }
     None
 }
@@ -237,12 +240,13 @@ fn tags(
     let after_value = if lines { ending.trim_start() } else { &ending }.to_owned();
     let to_next = &between[ending.len()..];
     let (after_name, before_key) = to_key.split_at(to_key.len() - common_end(to_key, to_next));
-    let (middle, kinds) = type_names(probe, rest, middle);
+    let (middle, type_names) = type_names(probe, rest, middle);
     let middle = Pattern::new(&middle);
     if after_value.is_empty() || middle.marker().is_none() || Pattern::new(before_key).marker().is_none() {
         return None;
     }
-    let tags = Tags { after_name: after_name.into(), before_key: before_key.into(), middle, after_value, kinds, lines };
+    let tags =
+        Tags { after_name: after_name.into(), before_key: before_key.into(), middle, after_value, type_names, lines };
     Some((tags, ending))
 }
 
@@ -265,16 +269,16 @@ fn type_names(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) ->
     let Some(begin) = middle.as_bytes()[..same].iter().rposition(|&byte| byte == b'"').map(|at| at + 1) else {
         return none;
     };
-    let kind = |text: &str| text.strip_prefix(&middle[..begin])?.split('"').next().map(str::to_owned);
-    let Some(string) = kind(middle) else { return none };
+    let type_name = |text: &str| text.strip_prefix(&middle[..begin])?.split('"').next().map(str::to_owned);
+    let Some(string) = type_name(middle) else { return none };
     let end = begin + string.len();
-    let mut kinds = vec![("string", string)];
+    let mut type_names = vec![("string", string)];
     for (name, key) in [("number", "amount"), ("boolean", "flag"), ("object", "nested"), ("array", "rows")] {
-        if let Some(found) = after_key(key).and_then(kind) {
-            kinds.push((name, found));
+        if let Some(found) = after_key(key).and_then(type_name) {
+            type_names.push((name, found));
         }
     }
-    (format!("{}{}{}", &middle[..begin], Placeholder::Kind.mark(), &middle[end..]), kinds)
+    (format!("{}{}{}", &middle[..begin], Placeholder::TypeName.mark(), &middle[end..]), type_names)
 }
 
 /// Returns renderings of known calls to test a form with.

@@ -35,6 +35,18 @@ fn texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
     texts.into_iter().map(Value::from).collect()
 }
 
+/// Splits a text at whitespace at most `limit` times. Returns the parts, the last one first.
+fn rsplit_whitespace(text: &str, limit: usize) -> Vec<&str> {
+    let (mut parts, mut rest) = (Vec::new(), text.trim_end());
+    while !rest.is_empty() {
+        let at = rest.rfind(char::is_whitespace).filter(|_| parts.len() < limit);
+        let (left, part) = at.map_or(("", rest), |at| (rest[..at].trim_end(), rest[at..].trim_start()));
+        parts.push(part);
+        rest = left;
+    }
+    parts
+}
+
 fn call_text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "index" => {
@@ -61,11 +73,14 @@ fn call_text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<V
             texts([before.unwrap_or(""), before.map_or("", |_| separator), after])
         }
         "rsplit" => {
-            let (separator, limit): (Option<&str>, Option<usize>) = from_args(args)?;
-            let (separator, limit) = (separator.unwrap_or(" "), limit.unwrap_or(usize::MAX - 1));
-            let mut parts: Vec<&str> = text.rsplitn(limit + 1, separator).collect();
-            parts.reverse();
-            texts(parts)
+            let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
+            // A negative limit means no limit.
+            let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+            let parts = match separator {
+                Some(separator) => text.rsplitn(limit.saturating_add(1), separator).collect(),
+                None => rsplit_whitespace(text, limit),
+            };
+            texts(parts.into_iter().rev())
         }
         _ => return Ok(None),
     }))

@@ -37,7 +37,7 @@ fn add(state: &mut State<'_, '_>, left: &Value, right: &Value) -> Result<Value, 
         }
         return Ok(list_like(left, values));
     }
-    calculate("+", (left, right), i128::checked_add, |left, right| left + right)
+    calculate("+", left, right, i128::checked_add, |left, right| left + right)
 }
 
 /// `left * right`.
@@ -45,7 +45,7 @@ fn multiply(state: &mut State<'_, '_>, left: &Value, right: &Value) -> Result<Va
     let is_repeatable = |value: &Value| value.as_str().is_some() || is_list(value);
     let (repeated, count) = if is_repeatable(left) { (left, right) } else { (right, left) };
     if !is_repeatable(repeated) {
-        return calculate("*", (left, right), i128::checked_mul, |left, right| left * right);
+        return calculate("*", left, right, i128::checked_mul, |left, right| left * right);
     }
     let count = count.as_usize().ok_or_else(|| {
         invalid("texts and lists can only be multiplied by integers that are not negative".to_owned())
@@ -81,7 +81,8 @@ fn list_like(model: &Value, values: Vec<Value>) -> Value {
 /// Calculates with numbers as minijinja does: with integers if both are integers.
 fn calculate(
     operator: &str,
-    (left, right): (&Value, &Value),
+    left: &Value,
+    right: &Value,
     integers: fn(i128, i128) -> Option<i128>,
     floats: fn(f64, f64) -> f64,
 ) -> Result<Value, Error> {

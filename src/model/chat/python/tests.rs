@@ -40,6 +40,11 @@ fn python_constructs_render_like_in_python() {
         ("{{ d | tojson(indent=2) }}", "{\n  \"b\": 2,\n  \"a\": [\n    1,\n    \"é\"\n  ]\n}"),
         ("{{ [[], {}] | tojson(indent=1) }}", "[\n []\n,\n {}\n]"),
         ("{{ 'a.b.c'.rsplit('.', 1) | join(' ') }} {{ 'a=b'.partition('=')[2] }}", "a.b c b"),
+        ("{{ ' a  b '.rsplit() | tojson }} {{ 'a\n b c'.rsplit(none, 1) | tojson }}", r#"["a", "b"] ["a\n b", "c"]"#),
+        (
+            "{{ 'a-b'.rsplit('-', 9223372036854775807) | tojson }} {{ 'a-b c'.rsplit(none, -1) | tojson }}",
+            r#"["a", "b"] ["a-b", "c"]"#,
+        ),
         ("{{ 'a\n\nb\n' | indent(2, first=true) }}|{{ 'a\nb' | indent }}", "  a\n\n  b\n|a\n    b"),
         ("{{ 'abc'.removeprefix('a').removesuffix('c') }}", "b"),
         ("{{ strftime_now('%d %b %Y') }} {{ date_string }} {{ datetime }}", "01 Jan 1970 01 Jan 1970 Jan 01 1970"),

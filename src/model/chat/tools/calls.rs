@@ -121,7 +121,9 @@ impl GrammarWriter<'_> {
                     continue;
                 }
                 PatternPart::Placeholder(Placeholder::Index) => "/[0-9]{1,2}/",
-                PatternPart::Placeholder(Placeholder::Id | Placeholder::Kind | Placeholder::Key) => "/[0-9A-Za-z]{9}/",
+                PatternPart::Placeholder(Placeholder::Id | Placeholder::TypeName | Placeholder::Key) => {
+                    "/[0-9A-Za-z]{9}/"
+                }
             };
             written.extend([self.literal(&std::mem::take(&mut text)), word.to_owned()]);
         }

@@ -2,6 +2,7 @@
 
 use super::FIELD;
 use super::calls::call_marker;
+use super::definitions::embedded;
 use super::grammar::{GrammarWriter, REPEATED, SPACE, control};
 use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::syntax::{CallShape, ReasoningMarkers};
@@ -103,19 +104,18 @@ fn object_call(tool: &ToolDefinition, shape: &CallShape) -> String {
     let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());
     let mut schema = json!({
         "type": "object",
-        "properties": { "type": { "const": "function" }, name: { "const": tool.name } },
+        "properties": {
+            "type": { "const": "function" },
+            name: { "const": tool.name },
+            arguments: { "$ref": "#/$defs/arguments" },
+        },
         "required": [name, arguments],
         "additionalProperties": false,
+        "$defs": { "arguments": embedded(&tool.parameters, "#/$defs/arguments") },
+        "x-guidance": tool.parameters["x-guidance"],
     });
-    let mut parameters = tool.parameters.clone();
-    for keyword in ["$defs", "definitions", "x-guidance"] {
-        if let Some(found) = parameters.as_object_mut().and_then(|schema| schema.remove(keyword)) {
-            schema[keyword] = found;
-        }
-    }
     if let Some(options) = schema["x-guidance"].as_object_mut() {
         options.insert("whitespace_pattern".into(), "[ \\n\\r\\t]{1,20}".into());
     }
-    schema["properties"][arguments] = parameters;
     format!("%json {schema}")
 }

@@ -204,12 +204,12 @@ impl GrammarWriter<'_> {
             Some("integer") => "number",
             // Written in JSON.
             Some("string") | None => "object",
-            Some(kind) => kind,
+            Some(name) => name,
         };
-        let kind = tags.kinds.iter().find(|(kind, _)| *kind == json).or(tags.kinds.last());
-        let mark = PatternPart::Placeholder(Placeholder::Kind);
-        let parts = tags.middle.parts().iter().map(|part| match (part, kind) {
-            (part, Some((_, kind))) if *part == mark => PatternPart::Text(kind.clone()),
+        let found = tags.type_names.iter().find(|(name, _)| *name == json).or(tags.type_names.last());
+        let mark = PatternPart::Placeholder(Placeholder::TypeName);
+        let parts = tags.middle.parts().iter().map(|part| match (part, found) {
+            (part, Some((_, written))) if *part == mark => PatternPart::Text(written.clone()),
             (part, _) => part.clone(),
         });
         self.pattern(&parts.collect::<Vec<_>>(), "")
@@ -255,7 +255,10 @@ impl GrammarWriter<'_> {
     /// Adds a rule for a value in JSON, and returns its name.
     fn add_json(&mut self, rule: &str, schema: &Value, root: &Value) -> String {
         let name = format!("{rule}_json");
-        self.add_rule(&name, &format!("%json {}", standalone(schema, root)));
+        match standalone(schema, root) {
+            Ok(schema) => self.add_rule(&name, &format!("%json {schema}")),
+            Err(reason) => self.reject(&reason),
+        }
         name
     }
 }

@@ -144,7 +144,8 @@ impl<'s> FormResolver<'s> {
     }
 }
 
-fn unresolved(reference: &str) -> String {
+/// Returns the reason why a schema with this reference is rejected.
+pub(super) fn unresolved(reference: &str) -> String {
     let start: String = reference.chars().take(100).collect();
     format!("`$ref` must be a JSON pointer to a schema, such as \"#/$defs/name\", got {start:?}")
 }

@@ -1,7 +1,10 @@
 //! Parser of llama.cpp's grammar format.
 //!
-//! It accepts the same grammars as llama.cpp, with the same limit of repetitions, and reports errors with line and
-//! column. One difference: an empty character class is an error, while in llama.cpp it matches the empty text.
+//! It accepts llama.cpp's grammars, with the same limit of each repetition, and reports errors with line and column. The
+//! differences:
+//! - An empty character class, `[]` or `[^]`, is an error; in llama.cpp it matches the empty text.
+//! - A range or a repetition whose maximum is below its minimum is an error.
+//! - Left recursion, repetitions of the empty text, and nested repetitions above the limit are accepted.
 
 use super::super::GrammarError;
 use super::cursor::Cursor;
@@ -199,8 +202,9 @@ impl Parser<'_> {
                 }
             }
         }
+        let is_empty = ranges.is_empty();
         let ranges = normalize(ranges, negated);
-        if ranges.is_empty() {
+        if is_empty || ranges.is_empty() {
             return Err(self.cursor.syntax_error("the character class is empty"));
         }
         self.cursor.advance();

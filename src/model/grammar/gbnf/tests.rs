@@ -36,6 +36,7 @@ fn errors_report_line_and_column() {
     );
     assert_eq!(error("root ::= \"a\"{3000}"), "line 1, column 19: 3000 repetitions are too many; the maximum is 2000");
     assert_eq!(error("root ::= <unknown>"), "line 1, column 19: <unknown> is not a single token of this model");
+    assert_eq!(error("root ::= [^]"), "line 1, column 12: the character class is empty");
     assert_eq!(error("root ::= [z-a]"), "line 1, column 14: the last character of the range is before the first");
     assert_eq!(error("root ::= \"é\" ("), "line 1, column 15: expected ')'");
     assert_eq!(error("root ::= _"), "line 1, column 10: expected the end of the rule 'root', got '_'");

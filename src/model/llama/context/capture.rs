@@ -44,18 +44,19 @@ impl Context<'_> {
     /// Passes the requests of the batch to the callback.
     pub(super) fn request_captures(&mut self) {
         let has_multiple_streams = self.has_multiple_streams();
-        let Some(callback) = &mut self.callback else { return };
+        let ubatch_size = self.llama.n_ubatch();
+        let Some(callback) = self.llama.callback() else { return };
         // The lens does not need the state after the last layer: it gives the model's logits.
         let lens_layers =
             self.output_head.as_ref().map_or(LayerSet::default(), |head| LayerSet::first(head.layers() - 1));
-        let (rows, states) = self.batch.capture_requests(self.llama.n_ubatch(), has_multiple_streams, lens_layers);
+        let (rows, states) = self.batch.capture_requests(ubatch_size, has_multiple_streams, lens_layers);
         callback.request_rows(rows);
         callback.request_hidden_states(states);
     }
 
     /// Takes the captures of the decoded batch from the callback.
     pub(super) fn take_captures(&mut self, requested: RequestedCaptures) -> Decoded {
-        let Some(callback) = &mut self.callback else { return Decoded::default() };
+        let Some(callback) = self.llama.callback() else { return Decoded::default() };
         let support = self.capabilities.attention_support.as_ref().and_then(|support| support.as_ref().ok());
         let is_complete = |row: &CapturedRow| {
             let complete = support.is_none_or(|support| support.is_complete(row));
@@ -91,8 +92,9 @@ impl Context<'_> {
     /// # Errors
     /// [`ModelError::Decode`].
     pub fn probe_capabilities(&mut self) -> Result<ContextCapabilities, ModelError> {
-        let captures = self.callback.is_some();
-        if let Some(callback) = &mut self.callback {
+        let callback = self.llama.callback();
+        let captures = callback.is_some();
+        if let Some(callback) = callback {
             callback.request_output_head();
         }
         let all_layers = if captures { LayerSet::first(u16::MAX) } else { LayerSet::default() };
@@ -100,7 +102,7 @@ impl Context<'_> {
         let index = self.add(0, 0, 0, outputs)?;
         let Decoded { attention: rows, mut hidden_states } = self.decode()?;
         let mut capabilities = ContextCapabilities::default();
-        if let Some(callback) = &mut self.callback {
+        if let Some(callback) = self.llama.callback() {
             capabilities.attention_capture =
                 if callback.used_flash_attention() { AttentionCapture::Flash } else { AttentionCapture::On };
             capabilities.attention_support = Some(AttentionSupport::from_first_row(

@@ -56,7 +56,7 @@ impl Context<'_> {
 
     pub(super) fn decode_embeddings(&mut self, batch: EmbeddingBatch) -> Result<(), ModelError> {
         let EmbeddingBatch { width, mut rows, mut positions, sequence, mut outputs, non_causal, span } = batch;
-        if let Some(callback) = &mut self.callback {
+        if let Some(callback) = self.llama.callback() {
             callback.request_rows(Vec::new());
             callback.request_hidden_states(Vec::new());
         }

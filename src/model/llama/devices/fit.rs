@@ -36,22 +36,9 @@ impl GpuRequirements {
         let parameter = |key| header.parameter(key);
         let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
         let heads = parameter("attention.head_count").unwrap_or(1).max(1);
-        let key_heads = parameter("attention.head_count_kv").unwrap_or(heads);
         let embedding = parameter("embedding_length").unwrap_or(0);
-        let head = |key| parameter(key).unwrap_or(embedding / heads);
-        let stored_bytes = |kind: CacheType, width: u64| {
-            let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 4));
-            width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
-        };
-        let (keys, values) = (head("attention.key_length"), head("attention.value_length"));
-        let per_token = stored_bytes(requirements.keys, keys).saturating_add(stored_bytes(requirements.values, values));
-        let trained =
-            parameter("context_length").filter(|_| requirements.limit_to_training_context).unwrap_or(u64::MAX);
-        let context = u64::from(requirements.context_per_sequence).min(trained);
-        let cached =
-            if options.tuning.cache_on_host { 0 } else { context.saturating_mul(requirements.sequences.into()) };
-        let cache = per_token.saturating_mul(cached);
-
+        let context = context_length(header, requirements);
+        let cache = if options.tuning.cache_on_host { 0 } else { layer_cache_bytes(header, requirements) };
         let ubatch = u64::from(requirements.ubatch_size);
         let scores = if requirements.stores_scores { heads.saturating_mul(context) } else { 0 };
         let hidden = embedding.saturating_mul(4);
@@ -59,7 +46,11 @@ impl GpuRequirements {
         let values = [context, hidden, forward].into_iter().fold(scores, u64::saturating_add);
         let mut needs = Self {
             layers: vec![cache; count],
-            output: header.arrays.get("tokenizer.ggml.tokens").unwrap_or(&0).saturating_mul(4 * ubatch),
+            output: header
+                .arrays
+                .get("tokenizer.ggml.tokens")
+                .map_or(0, |array| array.count)
+                .saturating_mul(4 * ubatch),
             graph: values.saturating_mul(4 * ubatch),
         };
         needs.layers[count_cached_layers(header, count as u64) as usize..].fill(0);
@@ -106,31 +97,42 @@ fn count_cached_layers(header: &GgufHeader, layers: u64) -> u64 {
 /// all layers.
 pub fn cache_bytes(header: &GgufHeader, requirements: &ContextRequirements) -> Option<u64> {
     let parameter = |key| header.parameter(key);
-    let heads = parameter("attention.head_count").filter(|&heads| heads > 0)?;
-    let width = parameter("attention.key_length").unwrap_or(parameter("embedding_length")? / heads);
+    parameter("attention.head_count").filter(|&heads| heads > 0)?;
+    parameter("embedding_length")?;
     // Latent attention stores less than the keys and values of all heads, and in hybrid models only some layers have a
     // KV cache.
     let is_plain = ["attention.kv_lora_rank", "ssm.state_size", "full_attention_interval", "wkv.head_size"]
         .into_iter()
         .all(|key| parameter(key).is_none());
-    if !is_plain {
+    // Some layers may have no key heads if each has its own number.
+    let per_layer = format!("{}.attention.head_count_kv", header.text("general.architecture")?);
+    if !is_plain || header.arrays.contains_key(&per_layer) {
         return None;
     }
     let layers = count_cached_layers(header, parameter("block_count")?);
-    let key_heads = parameter("attention.head_count_kv").unwrap_or(1);
-    let stored_bytes = |kind: CacheType| {
-        let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 1));
+    Some(layer_cache_bytes(header, requirements).saturating_mul(layers))
+}
+
+/// Returns the bytes of one layer's KV cache. All heads have keys if the header has no single number of key heads.
+fn layer_cache_bytes(header: &GgufHeader, requirements: &ContextRequirements) -> u64 {
+    let parameter = |key| header.parameter(key);
+    let heads = parameter("attention.head_count").unwrap_or(1).max(1);
+    let key_heads = parameter("attention.head_count_kv").unwrap_or(heads);
+    let bytes_per_token = |length, cache_type: CacheType| {
+        let width = parameter(length).unwrap_or(parameter("embedding_length").unwrap_or(0) / heads);
+        let (block, bytes) = type_layout(cache_type.to_llama().into()).unwrap_or((1, 1));
         width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
     };
-    let trained = parameter("context_length").filter(|_| requirements.limit_to_training_context).unwrap_or(u64::MAX);
-    let tokens =
-        u64::from(requirements.context_per_sequence).min(trained).saturating_mul(requirements.sequences.into());
-    Some(
-        stored_bytes(requirements.keys)
-            .saturating_add(stored_bytes(requirements.values))
-            .saturating_mul(layers)
-            .saturating_mul(tokens),
-    )
+    bytes_per_token("attention.key_length", requirements.keys)
+        .saturating_add(bytes_per_token("attention.value_length", requirements.values))
+        .saturating_mul(context_length(header, requirements))
+        .saturating_mul(requirements.sequences.into())
+}
+
+/// Returns the maximum number of tokens of a sequence.
+fn context_length(header: &GgufHeader, requirements: &ContextRequirements) -> u64 {
+    let trained = header.parameter("context_length").filter(|_| requirements.limit_to_training_context);
+    trained.unwrap_or(u64::MAX).min(requirements.context_per_sequence.into())
 }
 
 /// Returns the number of layers, counted from the last, that fit on these GPUs; all plus one if the whole model fits.
@@ -169,7 +171,7 @@ fn fits(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode, count: usize) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::gguf::{GgufScalar, GgufTensor};
+    use super::super::super::gguf::{GgufArray, GgufScalar, GgufTensor};
     use super::*;
 
     fn gpus(free: &[u64]) -> Vec<Gpu> {
@@ -220,7 +222,8 @@ mod tests {
             ("feed_forward_length", 256),
             ("context_length", 1000),
         ];
-        let arrays = [("tokenizer.ggml.tokens".to_owned(), 50)].into_iter().collect();
+        let tokens = GgufArray { count: 50, ..GgufArray::default() };
+        let arrays = [("tokenizer.ggml.tokens".to_owned(), tokens)].into_iter().collect();
         let metadata = numbers.map(|(key, value)| (format!("llama.{key}"), GgufScalar::Integer(value)));
         let mut header = GgufHeader {
             metadata: metadata.into_iter().collect(),
@@ -267,6 +270,15 @@ mod tests {
         header.metadata.insert("llama.attention.shared_kv_layers".into(), GgufScalar::Integer(1));
         assert_eq!(GpuRequirements::new(&header, &[], &other).layers, [needs.layers[1] + 11, 0]);
         assert_eq!(cache_bytes(&header, &requirements), Some(all / 2));
+        for (key, length) in [("attention.key_length", 64), ("attention.value_length", 32)] {
+            header.metadata.insert(format!("llama.{key}"), GgufScalar::Integer(length));
+        }
+        assert_eq!(cache_bytes(&header, &requirements), Some((2 * 2 * 34 + 2 * 32 * 4) * 8192 * 4));
+        let per_layer = "llama.attention.head_count_kv";
+        header.metadata.remove(per_layer);
+        assert_eq!(cache_bytes(&header, &requirements), Some((4 * 2 * 34 + 4 * 32 * 4) * 8192 * 4));
+        header.arrays.insert(per_layer.into(), GgufArray { count: 2, ..GgufArray::default() });
+        assert_eq!(cache_bytes(&header, &requirements), None);
 
         // A header with excessive sizes fits nowhere.
         for key in ["embedding_length", "feed_forward_length", "attention.key_length"] {

@@ -2,9 +2,7 @@
 //! per decode, and once per layer if attention is captured.
 
 use super::cpu::{self, CpuBackend};
-use super::{EvalCallback, raw_context};
 use crate::model::llama::Numa;
-use llama_cpp_2::context::LlamaContext;
 use llama_cpp_sys_2 as sys;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Once;
@@ -77,19 +75,9 @@ impl ThreadPool {
         cpu::new_pool(&mut params).map(|pool| Self { pool, backend })
     }
 
-    /// Attaches the pool to the context. The caller keeps the pool as long as the context exists. Returns `false` if
-    /// the context is not accessible.
-    pub fn attach(&self, context: &mut LlamaContext<'_>) -> bool {
-        let Some(context) = raw_context(context) else { return false };
-        // SAFETY: `context` is the context's own pointer, and the pool outlives it.
-        unsafe { sys::llama_attach_threadpool(context, self.pool.as_ptr(), self.pool.as_ptr()) };
-        true
-    }
-
-    /// Lets the callback compute attention rows on up to `threads` of these threads. The caller keeps the pool as long
-    /// as the context exists.
-    pub fn compute_rows(&self, callback: &mut EvalCallback, threads: i32) {
-        callback.compute_on(self.pool, threads);
+    /// Returns ggml's pool.
+    pub(super) fn as_ptr(&self) -> NonNull<sys::ggml_threadpool> {
+        self.pool
     }
 
     /// Parks the threads until the next decode.

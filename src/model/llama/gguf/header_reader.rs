@@ -1,8 +1,9 @@
 //! Reader of the header of a GGUF file.
 
-use super::{GgufError, GgufHeader, GgufScalar, GgufTensor};
+use super::{GgufArray, GgufError, GgufHeader, GgufScalar, GgufTensor};
 use crate::model::llama::ffi::model_info::type_layout;
-use std::io::{Read, Seek};
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -15,8 +16,8 @@ const MAX_TEXT_BYTES: u64 = 1 << 16;
 /// A metadata value as read.
 enum Value {
     Scalar(GgufScalar),
-    /// An array with this number of entries, which were skipped.
-    Array(u64),
+    /// An array whose entries were skipped.
+    Array(GgufArray),
     /// A text that is too long to store.
     LongText,
 }
@@ -27,6 +28,15 @@ pub(super) struct HeaderReader<F> {
     /// Length of the file in bytes.
     length: u64,
     position: u64,
+}
+
+impl<'f> HeaderReader<BufReader<&'f File>> {
+    /// Creates a reader at the start of a file.
+    pub(super) fn from_file(mut file: &'f File) -> Result<Self, GgufError> {
+        file.rewind().map_err(GgufError::Io)?;
+        let length = file.metadata().map_err(GgufError::Io)?.len();
+        Ok(Self::new(BufReader::with_capacity(1 << 16, file), length))
+    }
 }
 
 impl<F: Read + Seek> HeaderReader<F> {
@@ -63,8 +73,8 @@ impl<F: Read + Seek> HeaderReader<F> {
                 Value::Scalar(value) => {
                     header.metadata.insert(key, value);
                 }
-                Value::Array(count) => {
-                    header.arrays.insert(key, count);
+                Value::Array(array) => {
+                    header.arrays.insert(key, array);
                 }
                 Value::LongText => {}
             }
@@ -92,6 +102,13 @@ impl<F: Read + Seek> HeaderReader<F> {
             tensor.offset += data;
         }
         Ok(header)
+    }
+
+    /// Reads the texts of an array, which has `count` entries from `start` on. Texts that are too long become empty.
+    pub(super) fn read_texts(&mut self, key: &str, start: u64, count: u64) -> Result<Vec<String>, GgufError> {
+        self.file.seek(SeekFrom::Start(start)).map_err(GgufError::Io)?;
+        self.position = start;
+        (0..count).map(|_| Ok(self.text(key, MAX_TEXT_BYTES)?.unwrap_or_default())).collect()
     }
 
     /// Reads the description of a tensor. Its offset is relative to the start of the data.
@@ -156,8 +173,8 @@ impl<F: Read + Seek> HeaderReader<F> {
         }))
     }
 
-    /// Skips the entries of an array and returns their number.
-    fn array(&mut self, within: &str) -> Result<u64, GgufError> {
+    /// Reads an array and skips its entries.
+    fn array(&mut self, within: &str) -> Result<GgufArray, GgufError> {
         let kind = self.u32(within)?;
         let count = self.u64(within)?;
         let width = match kind {
@@ -167,17 +184,18 @@ impl<F: Read + Seek> HeaderReader<F> {
             10..=12 => 8,
             8 => {
                 self.check_remaining(count, 8, within)?;
+                let texts_start = Some(self.position);
                 for _ in 0..count {
                     let length = self.u64(within)?;
                     self.skip(length, within)?;
                 }
-                return Ok(count);
+                return Ok(GgufArray { count, texts_start });
             }
             other => return Err(damaged(format!("{within} is an array of the unknown type {other}"))),
         };
         let bytes = count.checked_mul(width).ok_or_else(|| self.truncated(within))?;
         self.skip(bytes, within)?;
-        Ok(count)
+        Ok(GgufArray { count, texts_start: None })
     }
 
     /// Reads a text of up to `max` bytes; a longer one is skipped.
@@ -224,7 +242,8 @@ impl<F: Read + Seek> HeaderReader<F> {
 
     /// Checks that the rest of the file can hold `count` items of `bytes` bytes each.
     fn check_remaining(&self, count: u64, bytes: u64, within: &str) -> Result<(), GgufError> {
-        let left = self.length - self.position;
+        // The position exceeds the length if the file became shorter after its header was read.
+        let left = self.length.saturating_sub(self.position);
         if count.checked_mul(bytes).is_some_and(|needed| needed <= left) { Ok(()) } else { Err(self.truncated(within)) }
     }
 

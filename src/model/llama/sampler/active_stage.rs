@@ -20,6 +20,7 @@ pub(super) enum ActiveStage {
     Dry(Dry),
     TopK(i32, LlamaSampler),
     Filter(&'static str, LlamaSampler),
+    Xtc(LlamaSampler),
     Infill(Infill),
     /// `None` for 1, which has no effect.
     Temperature(Option<LlamaSampler>),
@@ -65,6 +66,10 @@ impl ActiveStage {
                 filter.apply(array);
                 *name
             }
+            Self::Xtc(filter) => {
+                filter.apply(array);
+                "xtc"
+            }
             Self::Infill(infill) => {
                 infill.apply(array, view);
                 "infill"
@@ -82,6 +87,11 @@ impl ActiveStage {
         array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
         Some(name)
     }
+}
+
+/// Returns XTC's filter in a chain.
+pub(super) fn xtc_mut(chain: &mut [ActiveStage]) -> Option<&mut LlamaSampler> {
+    chain.iter_mut().find_map(|stage| if let ActiveStage::Xtc(filter) = stage { Some(filter) } else { None })
 }
 
 /// Returns the temperature that llama.cpp gets for this one.
@@ -115,7 +125,7 @@ pub(super) fn active_stage(
         }
         SamplerStage::Xtc => (sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5).then(|| {
             let (probability, threshold) = (sampling.xtc_probability, sampling.xtc_threshold);
-            ActiveStage::Filter("xtc", LlamaSampler::xtc(probability, threshold, keep, seed))
+            ActiveStage::Xtc(LlamaSampler::xtc(probability, threshold, keep, seed))
         }),
         SamplerStage::Infill => Some(ActiveStage::Infill(Infill::new(vocabulary))),
         SamplerStage::Temperature => {

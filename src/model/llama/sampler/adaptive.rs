@@ -36,21 +36,32 @@ enum Kind {
     AdaptiveP { target: f32, decay: f32 },
 }
 
-/// State: for mirostat the maximum surprise, for adaptive-p the weighted sum of probabilities and the sum of weights.
+/// The state of a sampler of the same kind.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct AdaptiveState(f32, f32);
+pub(super) enum AdaptiveState {
+    Mirostat {
+        /// Maximum surprise of a candidate.
+        mu: f32,
+    },
+    AdaptiveP {
+        /// Sum of the drawn tokens' probabilities, the recent ones with more weight.
+        weighted_sum: f32,
+        total_weight: f32,
+    },
+}
 
 impl Adaptive {
     /// Creates the sampler; `None` if no adaptive sampler is enabled.
     pub(super) fn new(sampling: &SamplingParams, vocabulary: usize) -> Option<Self> {
         let (tau, eta) = (sampling.mirostat_tau, sampling.mirostat_eta);
         let (kind, start) = match sampling.mirostat {
-            1 => (Kind::Mirostat { vocabulary, tau, eta }, AdaptiveState(2.0 * tau, 0.0)),
-            2 => (Kind::Mirostat2 { tau, eta }, AdaptiveState(2.0 * tau, 0.0)),
+            1 => (Kind::Mirostat { vocabulary, tau, eta }, AdaptiveState::Mirostat { mu: 2.0 * tau }),
+            2 => (Kind::Mirostat2 { tau, eta }, AdaptiveState::Mirostat { mu: 2.0 * tau }),
             _ if sampling.samplers.contains(&SamplerStage::AdaptiveP) && sampling.adaptive_target >= 0.0 => {
                 let (target, decay) = (sampling.adaptive_target, sampling.adaptive_decay.clamp(0.0, 0.99));
-                let weight = 1.0 / (1.0 - decay);
-                (Kind::AdaptiveP { target, decay }, AdaptiveState(target * weight, weight))
+                let total_weight = 1.0 / (1.0 - decay);
+                let weighted_sum = target * total_weight;
+                (Kind::AdaptiveP { target, decay }, AdaptiveState::AdaptiveP { weighted_sum, total_weight })
             }
             _ => return None,
         };
@@ -77,17 +88,16 @@ impl Adaptive {
 
     /// Reduces or transforms the candidates.
     pub(super) fn apply(&mut self, array: &mut LlamaTokenDataArray) {
-        let AdaptiveState(mu, weight) = self.state();
         if matches!(self.kind, Kind::Mirostat { .. }) {
             sort(array);
         }
         compute_probabilities(array);
-        match self.kind {
-            Kind::Mirostat { vocabulary, .. } => {
+        match (self.kind, self.state()) {
+            (Kind::Mirostat { vocabulary, .. }, AdaptiveState::Mirostat { mu }) => {
                 let keep = estimate(array, vocabulary, mu);
                 array.data.truncate(keep);
             }
-            Kind::Mirostat2 { .. } => {
+            (Kind::Mirostat2 { .. }, AdaptiveState::Mirostat { mu }) => {
                 let highest = array.data.iter().map(LlamaTokenData::p).fold(0.0, f32::max);
                 // Always keep the most probable candidate.
                 array.data.retain(|entry| -entry.p().log2() <= mu || entry.p() >= highest);
@@ -96,8 +106,9 @@ impl Adaptive {
                     array.data.truncate(1);
                 }
             }
-            Kind::AdaptiveP { target, .. } => {
-                let adjusted_target = if weight == 0.0 { target } else { 2.0 * target - mu / weight }.clamp(0.0, 1.0);
+            (Kind::AdaptiveP { target, .. }, AdaptiveState::AdaptiveP { weighted_sum, total_weight }) => {
+                let mean = if total_weight == 0.0 { target } else { weighted_sum / total_weight };
+                let adjusted_target = (2.0 * target - mean).clamp(0.0, 1.0);
                 self.before.clear();
                 self.before.extend(array.data.iter().map(LlamaTokenData::p));
                 for entry in &mut array.data {
@@ -106,19 +117,24 @@ impl Adaptive {
                 }
                 array.sorted = false;
             }
+            _ => {}
         }
     }
 
     /// Records the draw: the index of the candidate, and its probability among the candidates.
     pub(super) fn record_draw(&mut self, token: TokenId, index: usize, prob: f32) {
-        let AdaptiveState(mu, weight) = self.state();
-        let next = match self.kind {
-            Kind::Mirostat { tau, eta, .. } | Kind::Mirostat2 { tau, eta } => {
-                AdaptiveState(mu - eta * (-prob.log2() - tau), 0.0)
+        let next = match (self.kind, self.state()) {
+            (Kind::Mirostat { tau, eta, .. } | Kind::Mirostat2 { tau, eta }, AdaptiveState::Mirostat { mu }) => {
+                AdaptiveState::Mirostat { mu: mu - eta * (-prob.log2() - tau) }
             }
-            Kind::AdaptiveP { decay, .. } => {
-                AdaptiveState(self.before.get(index).copied().unwrap_or(prob) + decay * mu, 1.0 + decay * weight)
+            (Kind::AdaptiveP { decay, .. }, AdaptiveState::AdaptiveP { weighted_sum, total_weight }) => {
+                let prob = self.before.get(index).copied().unwrap_or(prob);
+                AdaptiveState::AdaptiveP {
+                    weighted_sum: prob + decay * weighted_sum,
+                    total_weight: 1.0 + decay * total_weight,
+                }
             }
+            (_, state) => state,
         };
         self.drawn = Some((token, next));
     }

@@ -1,19 +1,19 @@
 //! Candidates for a draw, selected from the logits with as few passes over the vocabulary as possible.
 
+use super::is_avoided;
 use crate::events::TokenId;
+use crate::model::distribution::{BLOCK, max_value};
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
-/// Number of tokens per block. A block is skipped if its highest logit is too low to be selected.
-const BLOCK: usize = 128;
 /// Maximum absolute value of a candidate's logit. A mod or a bias can make logits so large that the temperature would
 /// divide them to infinity, for which the probabilities are NaN.
 const MAX_LOGIT: f32 = 1e30;
 /// Bits in a word of the mask.
 const WORD: usize = 32;
-/// Number of parallel maxima, so that the compiler vectorizes the loop.
-const LANES: usize = 16;
+
+const _: () = assert!(BLOCK == u128::BITS as usize, "the mask of a block must be a u128");
 
 /// The candidates of a draw. One buffer serves all slots of a decode thread.
 pub struct Candidates {
@@ -157,18 +157,6 @@ fn bounded(logit: f32) -> f32 {
     logit.clamp(-MAX_LOGIT, MAX_LOGIT)
 }
 
-fn max_value(values: &[f32]) -> f32 {
-    let mut highest = [f32::NEG_INFINITY; LANES];
-    let chunks = values.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (highest, &value) in highest.iter_mut().zip(chunk) {
-            *highest = if value > *highest { value } else { *highest };
-        }
-    }
-    highest.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
-}
-
 /// Changes logits for the penalties.
 pub(super) trait LogitsEditor {
     /// Changes the logits of some tokens, given in order; `change` receives the current logit.
@@ -181,8 +169,13 @@ pub(super) struct EditedLogits<'a> {
     pub(super) edits: &'a mut Vec<(TokenId, f32)>,
 }
 
-impl LogitsEditor for EditedLogits<'_> {
-    fn change<T>(&mut self, changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
+impl EditedLogits<'_> {
+    /// Adds biases, given in the order of their tokens.
+    pub(super) fn add_biases(&mut self, biases: &[(TokenId, f32)]) {
+        self.edit(biases, |logit, bias| logit + bias);
+    }
+
+    fn edit<T>(&mut self, changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
         let Self { logits, edits } = self;
         let known = edits.len();
         for (token, value) in changes {
@@ -196,6 +189,13 @@ impl LogitsEditor for EditedLogits<'_> {
             }
         }
         edits.sort_unstable_by_key(|edit| edit.0);
+    }
+}
+
+impl LogitsEditor for EditedLogits<'_> {
+    /// Avoided tokens keep their logits, because a penalty may raise a logit.
+    fn change<T>(&mut self, changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
+        self.edit(changes, |logit, value| if is_avoided(logit) { logit } else { change(logit, value) });
     }
 }
 
@@ -244,7 +244,7 @@ mod tests {
         ) {
             let mut edits = Vec::new();
             let biases: Vec<_> = biases.into_iter().collect();
-            EditedLogits { logits: &logits, edits: &mut edits }.change(&biases, |logit, bias| logit + bias);
+            EditedLogits { logits: &logits, edits: &mut edits }.add_biases(&biases);
             let view = LogitsView { logits: &logits, allowed: words.as_deref(), edits: &edits };
             let (mut short, mut long) = (Vec::new(), Vec::new());
             view.all(&mut long);

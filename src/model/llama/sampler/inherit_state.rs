@@ -1,6 +1,6 @@
 //! Replacement of a run's sampler during the run.
 
-use super::active_stage::ActiveStage;
+use super::active_stage::xtc_mut;
 use super::{Sampler, SamplingParams};
 
 impl Sampler {
@@ -12,7 +12,7 @@ impl Sampler {
             let xtc_params =
                 |sampling: &SamplingParams| (sampling.xtc_probability, sampling.xtc_threshold, sampling.min_keep);
             if xtc_params(previous_params) == xtc_params(params)
-                && let (Some(own), Some(previous)) = (xtc_stage(&mut self.chain), xtc_stage(&mut previous.chain))
+                && let (Some(own), Some(previous)) = (xtc_mut(&mut self.chain), xtc_mut(&mut previous.chain))
             {
                 std::mem::swap(own, previous);
             }
@@ -29,8 +29,4 @@ impl Sampler {
             std::mem::swap(&mut self.adaptive, &mut previous.adaptive);
         }
     }
-}
-
-fn xtc_stage(chain: &mut [ActiveStage]) -> Option<&mut ActiveStage> {
-    chain.iter_mut().find(|stage| matches!(stage, ActiveStage::Filter("xtc", _)))
 }

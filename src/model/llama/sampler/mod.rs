@@ -22,7 +22,7 @@ use crate::events::TokenId;
 use crate::model::Vocabulary;
 use active_stage::{ActiveStage, active_stage, bounded_temperature};
 use adaptive::Adaptive;
-use candidates::{EditedLogits, LogitsEditor, LogitsView};
+use candidates::{EditedLogits, LogitsView};
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
@@ -33,7 +33,7 @@ const MAX_PARTIAL_SORT: i32 = 256;
 
 /// Value that is added to the logit of a token to avoid it: the token is only sampled if no other token can be.
 pub const AVOIDED_TOKEN_BIAS: f32 = -100_000.0;
-/// Logit below which a token is avoided. Biases and penalties do not raise an avoided token above it.
+/// Logit below which a token is avoided.
 const MIN_LOGIT: f32 = AVOIDED_TOKEN_BIAS / 10.0;
 
 /// The sampler of one run.
@@ -85,7 +85,7 @@ impl Sampler {
         // llama.cpp interprets this seed as "random", so the run could not be repeated.
         let seed = if sampling.seed == u32::MAX { u32::MAX - 1 } else { sampling.seed };
         let adaptive = Adaptive::new(sampling, vocabulary.len());
-        let mut penalties: Vec<ActiveStage> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
+        let mut stages: Vec<ActiveStage> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
             active_stage(
                 SamplerStage::Temperature,
                 &SamplingParams { dynatemp_range: 0.0, ..sampling.clone() },
@@ -97,7 +97,8 @@ impl Sampler {
         } else {
             sampling.samplers.iter().filter_map(|&stage| active_stage(stage, sampling, vocabulary, seed)).collect()
         };
-        let mut chain = penalties.split_off(penalties.iter().take_while(|stage| stage.is_penalty()).count());
+        let mut chain = stages.split_off(stages.iter().take_while(|stage| stage.is_penalty()).count());
+        let penalties = stages;
         let top_k = match chain.first() {
             Some(ActiveStage::TopK(count, _)) if *count <= MAX_PARTIAL_SORT => Some(*count as usize),
             _ => None,
@@ -186,7 +187,7 @@ impl Sampler {
         let SamplerInput { logits, allowed, sequence, .. } = *input;
         edits.clear();
         let mut edited = EditedLogits { logits, edits };
-        edited.change(&self.bias, |logit, bias| logit + bias);
+        edited.add_biases(&self.bias);
         if let Some(words) = allowed {
             stages.push(("grammar", words.iter().map(|word| word.count_ones()).sum()));
         }
@@ -212,7 +213,7 @@ impl Sampler {
             view.all(&mut array.data);
         }
         // Some filters count the logits of avoided tokens, and adaptive-p would draw the tokens.
-        let is_avoided = |entry: &LlamaTokenData| entry.logit() < MIN_LOGIT;
+        let is_avoided = |entry: &LlamaTokenData| is_avoided(entry.logit());
         if array.data.iter().any(is_avoided) && !array.data.iter().all(is_avoided) {
             array.data.retain(|entry| !is_avoided(entry));
             stages.push(("avoided", array.data.len() as u32));
@@ -253,6 +254,11 @@ impl Sampler {
             adaptive.rewind(length);
         }
     }
+}
+
+/// Returns true for the logit of a token that is only sampled if no other token can be.
+fn is_avoided(logit: f32) -> bool {
+    logit < MIN_LOGIT
 }
 
 #[cfg(test)]

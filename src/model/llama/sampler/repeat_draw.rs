@@ -1,7 +1,7 @@
 //! Repetition of recorded draws without their logits, for a run that continues a recorded one.
 
 use super::Sampler;
-use super::active_stage::ActiveStage;
+use super::active_stage::xtc_mut;
 use crate::events::{StageCount, TokenId};
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
@@ -26,8 +26,7 @@ impl Sampler {
             // The stage draws a random number only if there are at least two candidates.
             if stage.name == "xtc"
                 && left > 1
-                && let Some(ActiveStage::Filter(_, filter)) =
-                    self.chain.iter_mut().find(|stage| matches!(stage, ActiveStage::Filter("xtc", _)))
+                && let Some(filter) = xtc_mut(&mut self.chain)
             {
                 filter.apply(&mut pair());
             }

@@ -2,7 +2,7 @@
 
 use super::reader::{Reader, check_equal};
 use super::recurrent::Recurrent;
-use super::{Cache, MROPE_BYTES, Rows, StateError};
+use super::{Cache, MROPE_BYTES, StateError, TensorLayout};
 use crate::model::llama::memory::AttentionWindow;
 
 /// Tries all combinations of caches, optionally followed by a recurrent state, until one consumes the state exactly.
@@ -43,8 +43,8 @@ fn detect_cache(reader: &mut Reader<'_>, has_mrope: bool, with_values: bool) -> 
         let layers = reader.u32()?;
         let rotations = [reader.u32()?, reader.u32()?];
         let names = ["a type", "a size"];
-        let mut read = |transposed| -> Result<Vec<Rows>, StateError> {
-            (0..layers).map(|_| reader.rows(None, names, transposed, 1)).collect()
+        let mut read = |transposed| -> Result<Vec<TensorLayout>, StateError> {
+            (0..layers).map(|_| reader.read_tensor(None, names, transposed, 1)).collect()
         };
         let keys = read(false)?;
         let values = if with_values { read(transposed)? } else { Vec::new() };

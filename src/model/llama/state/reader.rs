@@ -1,6 +1,6 @@
-//! A reader of numbers and rows from untrusted bytes.
+//! A reader of numbers and tensors from untrusted bytes.
 
-use super::{CacheType, Rows, StateError};
+use super::{CacheType, StateError, TensorLayout};
 use std::ops::Range;
 
 #[expect(clippy::needless_pass_by_value, reason = "mostly numbers")]
@@ -20,12 +20,12 @@ pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     pub at: usize,
     /// Types and ranges of keys, values and recurrent states.
-    pub rows: Vec<(i32, Range<usize>)>,
+    pub number_ranges: Vec<(i32, Range<usize>)>,
 }
 
 impl<'a> Reader<'a> {
     pub const fn new(bytes: &'a [u8], at: usize) -> Self {
-        Self { bytes, at, rows: Vec::new() }
+        Self { bytes, at, number_ranges: Vec::new() }
     }
 
     pub fn take(&mut self, count: usize) -> Result<&[u8], StateError> {
@@ -49,14 +49,14 @@ impl<'a> Reader<'a> {
         self.array().map(i32::from_le_bytes)
     }
 
-    /// Reads the rows of a layer; their type and size are compared with the expected ones first.
-    pub fn rows(
+    /// Reads the keys or values of a layer. Compares their type and size with the expected ones first.
+    pub fn read_tensor(
         &mut self,
-        expected: Option<Rows>,
+        expected: Option<TensorLayout>,
         [kind_name, size_name]: [&'static str; 2],
         transposed: bool,
         cells: usize,
-    ) -> Result<Rows, StateError> {
+    ) -> Result<TensorLayout, StateError> {
         let kind = self.i32()?;
         if let Some(expected) = expected {
             check_equal(kind_name, CacheType::name_of(kind), CacheType::name_of(expected.kind))?;
@@ -70,15 +70,15 @@ impl<'a> Reader<'a> {
         let bytes = usize::try_from(unit).ok().and_then(|unit| unit.checked_mul(width as usize)?.checked_mul(cells));
         let start = self.at;
         self.take(bytes.ok_or(StateError::Truncated(self.bytes.len()))?)?;
-        self.rows.push((kind, start..self.at));
-        Ok(Rows { kind, unit, width })
+        self.number_ranges.push((kind, start..self.at));
+        Ok(TensorLayout { kind, unit, width })
     }
 
-    /// Reads a row of this size that consists of numbers of one type.
-    pub fn row(&mut self, kind: i32, bytes: u64) -> Result<(), StateError> {
+    /// Reads the numbers of a recurrent state, which have this type and size.
+    pub fn read_recurrent_tensor(&mut self, kind: i32, bytes: u64) -> Result<(), StateError> {
         let start = self.at;
         self.take(usize::try_from(bytes).map_err(|_| StateError::Truncated(self.bytes.len()))?)?;
-        self.rows.push((kind, start..self.at));
+        self.number_ranges.push((kind, start..self.at));
         Ok(())
     }
 

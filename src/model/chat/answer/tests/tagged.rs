@@ -176,14 +176,14 @@ fn arguments_that_were_cut_off_are_prefix_of_complete_arguments() {
 }
 
 /// Returns the format of calls whose objects and lists are also in tags, for a tool with the argument `value`.
-fn element_format(schema: &Value) -> AnswerFormat {
+fn element_format(schema: &Value, lines: bool) -> AnswerFormat {
     let tags = Tags {
         after_name: ">".into(),
         before_key: "<".into(),
         middle: ">".into(),
         after_value: format!("</{}>", Placeholder::Key.mark()),
-        kinds: Vec::new(),
-        lines: false,
+        type_names: Vec::new(),
+        lines,
     };
     let form = CallForm::new("<call name=", CallShape::Tagged(tags), "</call>", "");
     let syntax = AnswerSyntax { calls: vec![form], ..ModelFamily::Hermes.syntax() };
@@ -193,10 +193,34 @@ fn element_format(schema: &Value) -> AnswerFormat {
 /// Returns the argument of a call in [`element_format`].
 fn element_value(schema: &Value, written: &str) -> Value {
     let text = format!("<call name=add><value>{written}</value></call>");
-    let message = read_in(&element_format(schema), [text.as_str()], false);
+    let message = read_in(&element_format(schema, false), [text.as_str()], false);
     let calls = calls(&message);
     assert_eq!(calls.len(), 1, "{message:?}");
     calls[0].1["value"].clone()
+}
+
+#[test]
+fn unparsed_text_contains_tags() {
+    for family in FAMILIES {
+        for tag in ["</parameter>", "</arg_value>", "<value>", "]]"] {
+            let text = format!("a {tag} b");
+            let (start, end) = call_with(family, &format!("<![CDATA[{text}]]>"));
+            let each: Vec<String> = format!("{start}{end}").chars().map(String::from).collect();
+            let message = read_in(&format_with(family, &json!({})), each.iter().map(String::as_str), false);
+            assert_eq!(calls(&message), [("add", json!({"value": text}))], "{family:?}");
+        }
+    }
+    for tag in ["<value>", "</value>", "<city>", "</city>"] {
+        let unparsed = format!("<![CDATA[a {tag} b]]>");
+        let text = json!(format!("a {tag} b"));
+        assert_eq!(element_value(&json!({}), &unparsed), text);
+        if tag.contains("city") {
+            assert_eq!(element_value(&json!({}), &format!("<city>{unparsed}</city>")), json!({"city": text}));
+            let lines = format!("<call name=add><value>\n<city>\n{unparsed}\n</city>\n</value></call>");
+            let message = read_in(&element_format(&json!({}), true), [lines.as_str()], false);
+            assert_eq!(calls(&message), [("add", json!({"value": {"city": text}}))]);
+        }
+    }
 }
 
 #[test]

@@ -80,6 +80,68 @@ fn arguments_follow_references_and_combinations() {
 }
 
 #[test]
+fn references_outside_definitions_point_to_the_same_schema() {
+    let child = json!({"anyOf": [{"$ref": "#"}, {"$ref": "#/properties/b~1%63"}, {"type": "null"}]});
+    let properties = json!({"a": {"$ref": "#/properties/b~1%63"}, "b/c": {"const": {"$ref": "#"}}, "child": child});
+    let parameters = json!({"$id": "https://example.org/x", "properties": properties, "required": ["a"]});
+    let value = "{\"$ref\":\"#\"}";
+    let coder = |arguments: &str| format!("<tool_call>\n<function=set>\n{arguments}</function>\n</tool_call>");
+    let tagged = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let vocabulary = vocabulary(&[]);
+    for (child, fits) in [
+        ("null".to_owned(), true),
+        (value.to_owned(), true),
+        (format!("{{\"a\":{value}}}"), true),
+        (format!("{{\"a\":{value},\"child\":{{\"a\":{value},\"child\":null}}}}"), true),
+        ("{\"a\":null}".to_owned(), false),
+        ("{\"name\":\"set\"}".to_owned(), false),
+    ] {
+        let call = coder(&(tagged("a", value) + &tagged("child", &child)));
+        let constraint = required(&ModelFamily::QwenCoder.syntax(), &parameters, true);
+        assert_eq!(follow(&constraint, &vocabulary, &[&call]).0, fits, "{call}");
+        let call = format!("{{\"name\":\"set\",\"parameters\":{{\"a\":{value},\"child\":{child}}}}}");
+        let answer_format = format_with(&ModelFamily::Llama3.syntax(), &parameters, true);
+        let auto = self::constraint(&answer_format, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
+        assert_eq!(follow(&auto, &vocabulary, &[&call]).0, fits, "{call}");
+    }
+}
+
+#[test]
+fn references_to_nested_schemas_copy_each_schema_once() {
+    let mut nested = json!({"const": "innermost"});
+    let mut references = vec![json!({"$ref": "#/$defs/%61"}), json!({"type": "null"})];
+    for level in 0..20 {
+        nested = json!({"type": "object", "properties": {"a": nested}, "required": ["a"]});
+        references.push(json!({"$ref": format!("#/$defs/a{}", "/properties/a".repeat(level))}));
+    }
+    let parameters = json!({"properties": {"x": {"anyOf": references}}, "required": ["x"], "$defs": {"a": nested}});
+    let constraint = required(&ModelFamily::QwenCoder.syntax(), &parameters, true);
+    let GrammarSource::Lark(text) = &constraint.source else { panic!("the grammar is Lark") };
+    assert_eq!(text.matches("innermost").count(), 1, "{text}");
+    for (value, fits) in [("{\"a\":\"innermost\"}", true), ("null", true), ("{\"a\":null}", false)] {
+        let call =
+            format!("<tool_call>\n<function=set>\n<parameter=x>\n{value}\n</parameter>\n</function>\n</tool_call>");
+        assert_eq!(follow(&constraint, &vocabulary(&[]), &[&call]).0, fits, "{call}");
+    }
+}
+
+#[test]
+fn unresolved_references_of_values_are_rejected() {
+    let (number, anchored) = (json!({"type": "integer"}), json!({"$anchor": "city", "type": "string"}));
+    for (reference, is_resolved) in
+        [("#/$defs/C", true), ("#city", true), ("#/$defs/0", false), ("#/items", false), ("https://example.org", false)]
+    {
+        let properties = json!({"a": {"$ref": reference}, "b": number, "c": {"$ref": "#/$defs/C"}});
+        let parameters = json!({"properties": properties, "required": ["a"], "$defs": {"C": anchored}});
+        for syntax in formats().iter().filter(|syntax| !writes_json(syntax)) {
+            let message = rejection(syntax, &parameters);
+            let names_reference = |message: &String| message.contains(&format!("got \"{reference}\""));
+            assert_eq!(message.as_ref().map(names_reference), (!is_resolved).then_some(true), "{message:?}");
+        }
+    }
+}
+
+#[test]
 fn arguments_have_additional_members() {
     let parameters = json!({"additionalProperties": {"enum": ["a", "b"]}, "minProperties": 1, "maxProperties": 2});
     for syntax in formats() {

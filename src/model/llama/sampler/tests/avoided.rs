@@ -7,6 +7,42 @@ use crate::model::llama::sampler::{
 };
 use proptest::prelude::*;
 
+#[test]
+fn penalties_do_not_raise_avoided_tokens() {
+    let mut logits = logits(1);
+    logits[5] += AVOIDED_TOKEN_BIAS;
+    let sampling = SamplingParams {
+        samplers: vec![SamplerStage::Penalties, SamplerStage::Dry, SamplerStage::AdaptiveP],
+        repeat_penalty: 0.01,
+        repeat_last_n: 64,
+        dry_multiplier: -1e6,
+        dry_allowed_length: 1,
+        adaptive_target: 0.0,
+        ..SamplingParams::default()
+    };
+    let allowed = [1 << 5 | 1 << 6];
+    let input = SamplerInput { allowed: Some(&allowed), ..input(&logits, &[7, 5, 7]) };
+    let draw = Sampler::new(&sampling, MODEL.vocabulary()).sample(&input, &mut Candidates::default());
+    assert_eq!(draw.unwrap().token, 6);
+}
+
+#[test]
+fn late_penalties_change_logits_that_a_low_temperature_scaled() {
+    let mut logits = logits(1);
+    (logits[5], logits[6]) = (-9.0, -10.5);
+    let sampling = SamplingParams {
+        samplers: vec![SamplerStage::Temperature, SamplerStage::Penalties],
+        temperature: 0.001,
+        repeat_penalty: 1.3,
+        repeat_last_n: 64,
+        ..SamplingParams::default()
+    };
+    let allowed = [1 << 5 | 1 << 6];
+    let input = SamplerInput { allowed: Some(&allowed), ..input(&logits, &[5, 6]) };
+    let draw = Sampler::new(&sampling, MODEL.vocabulary()).sample(&input, &mut Candidates::default());
+    assert_eq!(draw.unwrap().token, 5);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
