@@ -21,8 +21,8 @@ VOLUME /var/lib/thunder
 EXPOSE 6767
 # The server also answers other containers, so it refuses to start without THUNDER_API_KEY or a key file.
 ENV THUNDER_LISTEN=0.0.0.0:6767
-# Reads address, prefix and certificate from the environment and the configuration file.
-HEALTHCHECK --start-period=5m --interval=15s --timeout=5s CMD ["thunder", "doctor", "--running"]
+# Reads address, prefix and certificate from the environment and the configuration file. The start may download a model.
+HEALTHCHECK --start-period=1h --interval=15s --timeout=5s CMD ["thunder", "doctor", "--running"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["thunder"]
 CMD ["serve"]

@@ -5,7 +5,8 @@
 # make bench-table RIVAL=PATH/llama-server    measures Thunder and llama-server side by side
 .PHONY: run build release test bench bench-table deps lint
 
-CARGO ?= cargo
+# rustup installs cargo in a folder that may not be in PATH.
+CARGO ?= $(shell command -v cargo || echo "$$HOME/.cargo/bin/cargo")
 PYTHON ?= python3
 
 run: build

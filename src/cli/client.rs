@@ -1,8 +1,10 @@
 //! A client of a running server, used by the other commands.
 
+use super::given_flags::GivenFlags;
 use super::trust;
 use crate::config::flags::Secret;
 use crate::events::RunId;
+use crate::server::root_cause;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::Value;
@@ -11,6 +13,10 @@ use std::time::Duration;
 
 /// Maximum time until a server on the default address responds to a health check.
 const DEFAULT_ADDRESS_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Time between health checks of a server that is starting.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Health checks before the user is told to wait.
+const SILENT_CHECKS: u32 = 5;
 /// Maximum time until a named server responds to a health check.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -43,6 +49,15 @@ pub struct Server {
     key: Option<Secret>,
 }
 
+/// An error response of a server.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ErrorResponse {
+    /// The status code.
+    pub status: StatusCode,
+    message: String,
+}
+
 impl ServerArgs {
     /// Returns the named server, which must respond, else the one on the default address, if any.
     pub async fn find(&self) -> anyhow::Result<Option<Server>> {
@@ -53,15 +68,10 @@ impl ServerArgs {
     }
 
     /// Returns the server like [`Self::find`], or `None` if the command line has a flag for this process, `local_flag`.
-    /// `is_given` returns true for flags given on the command line.
-    pub async fn find_unless(
-        &self,
-        local_flag: Option<String>,
-        is_given: impl Fn(&str) -> bool,
-    ) -> anyhow::Result<Option<Server>> {
+    pub async fn find_unless(&self, local_flag: Option<&str>, given: &GivenFlags) -> anyhow::Result<Option<Server>> {
         match local_flag {
             None => self.find().await,
-            Some(flag) if is_given("server") => {
+            Some(flag) if given.server => {
                 bail!("{flag} is for this process and cannot be combined with --server; remove one of them")
             }
             Some(_) => Ok(None),
@@ -79,11 +89,6 @@ impl ServerArgs {
     }
 }
 
-/// Returns the first of the flags that `is_given` accepts, as it is written on the command line.
-pub fn find_given(flags: &[&str], is_given: impl Fn(&str) -> bool) -> Option<String> {
-    flags.iter().find(|&&id| is_given(id)).map(|id| format!("--{}", id.replace('_', "-")))
-}
-
 impl Server {
     /// Creates a client for a server in this process.
     pub fn new(base: String, key: Option<Secret>) -> anyhow::Result<Self> {
@@ -99,6 +104,7 @@ impl Server {
         }
         let http = trust::client(&base, authority).with_context(|| format!("{base} cannot be reached"))?;
         let server = Self { http, base, key };
+        let mut checks = 0;
         loop {
             let health = server.http.get(format!("{}/healthz", server.base)).timeout(timeout).send().await;
             let response = health.map_err(|error| unreachable(&server.base, &root_cause(&error)))?;
@@ -113,7 +119,14 @@ impl Server {
             }
             match health["status"].as_str() {
                 _ if ready => return Ok(server),
-                Some("loading") => tokio::time::sleep(Duration::from_millis(200)).await,
+                Some("loading") => {
+                    checks += 1;
+                    if checks == SILENT_CHECKS {
+                        let reason = health["reason"].as_str().unwrap_or("?");
+                        eprintln!("thunder: waiting for the server at {}, which is starting: {reason}", server.base);
+                    }
+                    tokio::time::sleep(CHECK_INTERVAL).await;
+                }
                 _ => bail!("the server at {} is not ready: {}", server.base, health["reason"].as_str().unwrap_or("?")),
             }
         }
@@ -148,12 +161,10 @@ impl Server {
         let status = response.status();
         let text = response.text().await.unwrap_or_default();
         let message = error_message(&text).unwrap_or_else(|| format!("{} answered {status}", self.base));
-        match (status, &self.key) {
-            (StatusCode::UNAUTHORIZED, None) => {
-                bail!("the server at {} requires an API key; set it with --api-key", self.base)
-            }
-            _ => bail!("{message}"),
+        if status == StatusCode::UNAUTHORIZED && self.key.is_none() {
+            bail!("the server at {} requires an API key; set it with --api-key", self.base);
         }
+        Err(ErrorResponse { status, message }.into())
     }
 }
 
@@ -164,15 +175,6 @@ fn unreachable(base: &str, reason: &str) -> anyhow::Error {
         );
     }
     anyhow!("no server answers at {base}: {reason}")
-}
-
-/// Returns the root cause of an error.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut deepest = error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
-    }
-    deepest.to_string()
 }
 
 /// Returns the id of the run that a response belongs to.

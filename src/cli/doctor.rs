@@ -1,4 +1,5 @@
 use super::client::error_message;
+use super::trust::install_tls_provider;
 use super::{hub, output, startup};
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, DEFAULT_ADDRESS, ModSandbox, bundled_model};
@@ -13,7 +14,6 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
-use tokio_rustls::rustls::crypto::ring;
 
 /// Minimum free bytes on the disk of the data directory; with less, a warning is printed.
 const MIN_FREE_BYTES: u128 = 2 << 30;
@@ -143,8 +143,7 @@ async fn check_running(mut args: Args) -> anyhow::Result<String> {
     }
     let scheme = if server.credentials.tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{address}{}", server.prefix);
-    // An error means that a provider is already installed.
-    let _ = ring::default_provider().install_default();
+    install_tls_provider();
     // The request contains nothing secret, and few certificates are valid for the address.
     let client = reqwest::Client::builder().tls_danger_accept_invalid_certs(true).no_proxy().timeout(RESPONSE_TIMEOUT);
     let response = client.build()?.get(format!("{url}/healthz")).send().await?;

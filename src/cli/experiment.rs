@@ -1,18 +1,25 @@
-use super::client::{Server, ServerArgs};
+use super::client::{ErrorResponse, Server, ServerArgs};
 use super::output;
 use super::printer::escape_control_characters;
 use super::progress::{Progress, TaskProgress};
 use super::signals::EndSignals;
+use super::table::format_table;
 use anyhow::{Context, bail};
-use reqwest::Method;
+use reqwest::{Method, StatusCode};
 use serde_json::Value;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Time between two requests for the progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Maximum time in which requests for the progress fail, for example while the server restarts.
+const MAX_OUTAGE: Duration = Duration::from_secs(60);
+/// Maximum duration of a request for the progress.
+const POLL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Maximum columns of a value in the table.
 const MAX_COLUMNS: usize = 36;
@@ -48,33 +55,30 @@ pub struct Args {
 /// Runs an experiment and prints its cells.
 pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let definition = read(&args.file)?;
-    let server = match signals.run_until_signal(args.server.find()).await {
-        Ok(found) => found?.context("no server runs; start one with `thunder serve`, or name one with --server URL")?,
-        Err(code) => return Ok(code),
-    };
+    let server = signals.run_until_signal(args.server.find()).await??;
+    let server = server.context("no server runs; start one with `thunder serve`, or name one with --server URL")?;
+    for file in [&args.csv, &args.parquet].into_iter().flatten() {
+        check_writable(file).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     let created = server.send(server.request(Method::POST, "/api/v1/experiments").json(&definition)).await?;
     let created: Value = created.json().await.context("the server's response is not JSON")?;
     let id = created["experiment_id"].as_str().context("the server's response has no experiment_id")?;
-    eprintln!("experiment: {}/experiments/{id}", server.base());
+    let address = format!("{}/experiments/{id}", server.base());
+    eprintln!("experiment: {address}");
     let path = format!("/api/v1/experiments/{id}");
     let last_cell = created["cells"].as_u64().unwrap_or(1).saturating_sub(1);
     let progress = Progress::new(None);
-    let ended = signals.run_until_signal(wait(&server, &path, last_cell, &progress.task())).await;
+    let ended = signals.run_until_signal(wait(&server, &path, last_cell, &progress.task(), POLL_INTERVAL)).await;
     progress.end();
     match ended {
-        Ok(ended) => ended?,
-        Err(code) if cancel(&server, &path, last_cell).await? => {
+        Ok(ended) => ended.with_context(|| format!("the experiment may still run: {address}"))?,
+        Err(interrupted) if cancel(&server, &path, last_cell).await? => {
             eprintln!("thunder: the experiment was cancelled; the dashboard can resume it");
-            return Ok(code);
+            return Err(interrupted.into());
         }
         Err(_) => {}
     }
     let experiment = load(&server, &path).await?;
-    for (file, name) in [(&args.csv, "cells.csv"), (&args.parquet, "cells.parquet")] {
-        let Some(file) = file else { continue };
-        let cells = server.send(server.request(Method::GET, &format!("{path}/{name}"))).await?.bytes().await?;
-        std::fs::write(file, cells).with_context(|| format!("cannot write {}", file.display()))?;
-    }
     if args.json {
         output::print_line(&experiment)?;
     } else {
@@ -91,7 +95,25 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
     }
     let done = counts["done"].as_u64() == experiment["cells"].as_u64() && experiment["state"] == "done";
     eprintln!("{}", outcome(&experiment));
+    for (file, name) in [(&args.csv, "cells.csv"), (&args.parquet, "cells.parquet")] {
+        let Some(file) = file else { continue };
+        let cells = server.send(server.request(Method::GET, &format!("{path}/{name}"))).await?.bytes().await?;
+        std::fs::write(file, cells).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     Ok(if done && errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Opens a file for writing and leaves it as it was, so that a file that cannot be written is an error now, not after hours.
+fn check_writable(file: &Path) -> std::io::Result<()> {
+    match std::fs::metadata(file) {
+        // The reader of a pipe would receive its end.
+        Ok(existing) if !existing.is_file() => Ok(()),
+        Ok(_) => File::options().append(true).open(file).map(drop),
+        Err(_) => {
+            File::create_new(file)?;
+            std::fs::remove_file(file)
+        }
+    }
 }
 
 /// Reads a definition. Without a name, it gets that of the file.
@@ -107,17 +129,43 @@ fn read(file: &Path) -> anyhow::Result<Value> {
 }
 
 /// Waits until an experiment is no longer running. A response from the last cell on has only one cell.
-async fn wait(server: &Server, path: &str, last_cell: u64, progress: &TaskProgress) -> anyhow::Result<()> {
+async fn wait(
+    server: &Server,
+    path: &str,
+    last_cell: u64,
+    progress: &TaskProgress,
+    interval: Duration,
+) -> anyhow::Result<()> {
+    let mut failing_since = None;
     loop {
-        let experiment = page(server, path, last_cell).await?;
+        let experiment = match page(server, path, last_cell).await {
+            Ok(experiment) => experiment,
+            Err(error) if is_permanent(&error) => return Err(error),
+            Err(error) => {
+                if failing_since.get_or_insert_with(Instant::now).elapsed() > MAX_OUTAGE {
+                    return Err(error);
+                }
+                tokio::time::sleep(interval).await;
+                continue;
+            }
+        };
+        failing_since = None;
         if experiment["state"] != "running" {
             return Ok(());
         }
         let number = |name: &str| experiment[name].as_f64().unwrap_or(0.0);
         let step = format!("{} of {} cells", experiment["ended"], experiment["cells"]);
         progress.advance(&step, (number("ended") / number("cells").max(1.0)) as f32);
-        tokio::time::sleep(POLL_INTERVAL).await;
+        tokio::time::sleep(interval).await;
     }
+}
+
+/// Returns true for an error that another attempt would repeat, such as a rejected key or a removed experiment.
+fn is_permanent(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ErrorResponse>().is_some_and(|response| {
+        response.status.is_client_error()
+            && ![StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&response.status)
+    })
 }
 
 /// Cancels an experiment. Returns false if it is done already.
@@ -130,7 +178,8 @@ async fn cancel(server: &Server, path: &str, last_cell: u64) -> anyhow::Result<b
 }
 
 async fn page(server: &Server, path: &str, from: u64) -> anyhow::Result<Value> {
-    let answer = server.send(server.request(Method::GET, &format!("{path}?from={from}"))).await?;
+    let request = server.request(Method::GET, &format!("{path}?from={from}")).timeout(POLL_TIMEOUT);
+    let answer = server.send(request).await?;
     answer.json().await.context("the server's response is not JSON")
 }
 
@@ -181,22 +230,10 @@ fn table(experiment: &Value) -> String {
         _ => rows.iter().any(|row| row[column] != rows[0][column]),
     };
     let columns: Vec<usize> = (0..COLUMNS.len()).filter(|column| shown(*column)).collect();
-    let width = |column: usize| {
-        rows.iter().map(|row| row[column].width()).chain([COLUMNS[column].width()]).max().unwrap_or_default()
-    };
-    let widths: Vec<usize> = columns.iter().map(|column| width(*column)).collect();
     let head = COLUMNS.map(str::to_owned);
-    let mut text = String::new();
-    for row in std::iter::once(&head).chain(&rows) {
-        let mut line = String::new();
-        for (column, width) in columns.iter().zip(&widths) {
-            line.push_str(&row[*column]);
-            line.push_str(&" ".repeat(width - row[*column].width() + 2));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
+    let shown = std::iter::once(&head).chain(&rows);
+    let shown = shown.map(|row| columns.iter().map(|column| row[*column].clone()).collect());
+    format_table(&shown.collect::<Vec<Vec<String>>>(), 0)
 }
 
 fn row(definition: &Value, cell: &Value) -> [String; COLUMNS.len()] {
@@ -256,9 +293,10 @@ mod tests {
     use super::*;
     use axum::Router;
     use axum::extract::Query;
-    use axum::http::StatusCode;
     use axum::routing::{get, post};
     use serde_json::json;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn experiment() -> Value {
         let cell = |cell: u32, mods: u32, state: &str, score: Value| {
@@ -284,18 +322,22 @@ mod tests {
 
     #[tokio::test]
     async fn state_is_read_with_one_cell_and_a_done_experiment_is_not_cancelled() {
-        let show = |Query(query): Query<Value>| async move {
-            if query == json!({"from": "7"}) {
-                Ok(axum::Json(json!({"state": "done"})))
-            } else {
-                Err(StatusCode::NOT_FOUND)
+        let polls = Arc::new(AtomicU32::new(0));
+        let show = move |Query(query): Query<Value>| async move {
+            match polls.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(StatusCode::SERVICE_UNAVAILABLE),
+                1 => Ok(axum::Json(json!({"state": "running"}))),
+                _ if query == json!({"from": "7"}) => Ok(axum::Json(json!({"state": "done"}))),
+                _ => Err(StatusCode::NOT_FOUND),
             }
         };
         let router = Router::new().route("/x", get(show)).route("/x/cancel", post(|| async { StatusCode::CONFLICT }));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = Server::new(format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
         tokio::spawn(async move { axum::serve(listener, router).await });
-        wait(&server, "/x", 7, &Progress::new(None).task()).await.unwrap();
+        wait(&server, "/x", 7, &Progress::new(None).task(), Duration::ZERO).await.unwrap();
+        let removed = wait(&server, "/removed", 7, &Progress::new(None).task(), Duration::ZERO).await.unwrap_err();
+        assert_eq!(removed.downcast_ref::<ErrorResponse>().unwrap().status, StatusCode::NOT_FOUND);
         assert!(!cancel(&server, "/x", 7).await.unwrap());
         assert!(cancel(&server, "/x", 0).await.is_err());
     }

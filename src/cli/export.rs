@@ -1,4 +1,5 @@
-use super::client::{Server, ServerArgs, find_given};
+use super::client::{Server, ServerArgs};
+use super::given_flags::GivenFlags;
 use super::output;
 use super::progress::Progress;
 use super::startup;
@@ -27,9 +28,9 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Exports a run. `is_given` returns true for flags given on the command line.
-pub async fn export(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
-    let document = document(&args.id, &args.server, args.data, is_given).await?;
+/// Exports a run.
+pub async fn export(args: Args, given: GivenFlags) -> anyhow::Result<ExitCode> {
+    let document = document(&args.id, &args.server, args.data, &given).await?;
     let payload = document.write();
     match args.output {
         Some(path) => {
@@ -42,27 +43,19 @@ pub async fn export(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Resu
 }
 
 /// Returns a recorded run, from the server that [`server_unless_database`] returns, else from the database.
-pub async fn document(
-    id: &str,
-    server: &ServerArgs,
-    data: DataFlags,
-    is_given: impl Fn(&str) -> bool,
-) -> anyhow::Result<Document> {
-    match server_unless_database(server, is_given).await? {
+pub async fn document(id: &str, server: &ServerArgs, data: DataFlags, given: &GivenFlags) -> anyhow::Result<Document> {
+    match server_unless_database(server, given).await? {
         Some(server) => {
             let bytes = server.send(server.request(Method::GET, &run_path(id)?)).await?.bytes().await?;
             Document::parse(&bytes).context("the server's response is not a run")
         }
-        None => from_database(id, data.config()?).await,
+        None => from_database(id, given.data(data).config()?).await,
     }
 }
 
 /// Returns the named or running server, or `None` if the command line selects a database.
-pub async fn server_unless_database(
-    server: &ServerArgs,
-    is_given: impl Fn(&str) -> bool,
-) -> anyhow::Result<Option<Server>> {
-    server.find_unless(find_given(&["data_dir", "database_url"], &is_given), is_given).await
+pub async fn server_unless_database(server: &ServerArgs, given: &GivenFlags) -> anyhow::Result<Option<Server>> {
+    server.find_unless(given.database.as_deref(), given).await
 }
 
 /// Returns the path of a run in the API. The id is escaped as one path segment.

@@ -1,4 +1,5 @@
 use super::export::run_path;
+use super::given_flags::GivenFlags;
 use super::output;
 use super::printer::escape_control_characters;
 use super::run_target::{self, DatabaseUse, RunTarget, RunTargetArgs};
@@ -59,21 +60,15 @@ pub struct Args {
     target: RunTargetArgs,
 }
 
-/// Forks a run and prints the answers. `is_given` returns true for flags given on the command line.
-pub async fn fork(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+/// Forks a run and prints the answers.
+pub async fn fork(args: Args, given: GivenFlags, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let body = body(&args)?;
-    let target = match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Own, is_given)).await {
-        Ok(opened) => opened?.0,
-        Err(code) => return Ok(code),
-    };
+    let open = args.target.open(&args.mods, DatabaseUse::Open, &given);
+    let (target, _) = signals.run_until_signal(open).await??;
     let outcome = signals.run_until_signal(start(&target, &args, &body)).await;
-    if let Err(code) = signals.run_until_signal(Box::pin(target.close())).await {
-        return Ok(code);
-    }
-    match outcome {
-        Ok(outcome) => outcome.map(|()| ExitCode::SUCCESS),
-        Err(code) => Ok(code),
-    }
+    signals.run_until_signal(Box::pin(target.close())).await?;
+    outcome??;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Builds the request.

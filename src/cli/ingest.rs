@@ -1,5 +1,6 @@
 use super::client::ServerArgs;
 use super::export::server_unless_database;
+use super::given_flags::GivenFlags;
 use super::output;
 use super::progress::Progress;
 use super::startup;
@@ -27,9 +28,8 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Checks all files, then records them. If one file is invalid, none is recorded. `is_given` returns true for flags given on
-/// the command line.
-pub async fn ingest(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+/// Checks all files, then records them. If one file is invalid, none is recorded.
+pub async fn ingest(args: Args, given: GivenFlags) -> anyhow::Result<ExitCode> {
     let mut documents = Vec::new();
     let mut invalid = 0;
     for name in &args.files {
@@ -52,7 +52,7 @@ pub async fn ingest(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Resu
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(server) = server_unless_database(&args.server, is_given).await? {
+    if let Some(server) = server_unless_database(&args.server, &given).await? {
         for (name, payload, document) in documents {
             let request = server.request(Method::POST, "/ingest").header("content-type", "application/json");
             server.send(request.body(payload)).await.with_context(|| name.clone())?;
@@ -61,7 +61,7 @@ pub async fn ingest(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Resu
         return Ok(ExitCode::SUCCESS);
     }
     let progress = Progress::new(None);
-    let store = startup::open_store(&args.data.config()?, RecorderChannel::new(), &progress).await;
+    let store = startup::open_store(&given.data(args.data).config()?, RecorderChannel::new(), &progress).await;
     progress.end();
     let store = store?;
     let mut result = Ok(ExitCode::SUCCESS);

@@ -8,8 +8,9 @@ use super::progress::Progress;
 use super::startup;
 use crate::api::router;
 use crate::config::{Config, KeyHash, Rights, SecurityConfig};
-use crate::events::{RunId, Signal, TraceItem, hex, system};
+use crate::events::{RunId, TraceItem, hex, system};
 use crate::mods::{ModRegistry, source_store};
+use crate::recording::Signal;
 use crate::server::mods::{store_used_versions, used_files};
 use crate::server::{App, Listeners, ServerState};
 use crate::store::RecorderChannel;
@@ -75,7 +76,7 @@ impl LocalEngine {
         match record {
             RecordTarget::Database => {
                 let channel = RecorderChannel::new();
-                let load = startup::load_default(app, channel.recorder(), progress);
+                let load = startup::load_default(app, None, channel.recorder(), progress);
                 let open = async {
                     let store = startup::open_store(&config.data, channel, progress).await?;
                     store.start_recorder();
@@ -90,7 +91,7 @@ impl LocalEngine {
                 let (finished_documents, documents) = mpsc::unbounded_channel();
                 tokio::spawn(collect(signals, finished_documents));
                 self.documents = Some(documents);
-                startup::load_default(&self.app, sender, progress).await
+                startup::load_default(&self.app, None, sender, progress).await
             }
         }
     }

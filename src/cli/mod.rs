@@ -17,6 +17,7 @@ mod events;
 mod experiment;
 mod export;
 mod fork;
+mod given_flags;
 mod hub;
 mod ingest;
 mod llama_server;
@@ -29,12 +30,14 @@ mod precedence;
 mod printer;
 mod probe;
 mod progress;
+mod replace_file;
 mod replay;
 mod run;
 mod run_target;
 mod serve;
 mod signals;
 mod startup;
+mod table;
 mod trust;
 
 use crate::config::flags::OnOffAuto;
@@ -44,7 +47,8 @@ use crate::store::Store;
 use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use config_file::ConfigFile;
-use signals::EndSignals;
+use given_flags::GivenFlags;
+use signals::{EndSignals, Interrupted};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -139,7 +143,7 @@ pub fn main() -> ExitCode {
         return failed(&error);
     }
     if let Command::Serve(_) | Command::Doctor(_) = &cli.command {
-        let unread = llama_server::ignored_variable_notes(std::env::vars_os().map(|(name, _)| name));
+        let unread = llama_server::ignored_variable_notes(std::env::vars_os());
         translated.notes.iter().chain(&unread).for_each(|note| tracing::warn!("{note}"));
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -147,7 +151,7 @@ pub fn main() -> ExitCode {
         Err(error) => return failed(&error.into()),
     };
     let result = runtime.block_on(async {
-        let result = Box::pin(execute(cli.command, given, file.as_ref())).await;
+        let result = Box::pin(execute(cli.command, &given, file.as_ref())).await;
         // PostgreSQL must stop even if the command fails.
         Store::stop_servers().await;
         result
@@ -186,20 +190,20 @@ fn with_file(
 }
 
 /// Runs a command until it ends or a signal ends it. `matches` holds the flags without those of the configuration file.
-async fn execute(command: Command, matches: clap::ArgMatches, file: Option<&ConfigFile>) -> anyhow::Result<ExitCode> {
-    let is_given = move |id: &str| is_given(&matches, id);
+async fn execute(command: Command, matches: &clap::ArgMatches, file: Option<&ConfigFile>) -> anyhow::Result<ExitCode> {
+    let given = GivenFlags::new(matches);
     match command {
         Command::Serve(args) => Box::pin(serve::serve(*args, EndSignals::new()?)).await,
-        Command::Run(args) => Box::pin(run::run(args, is_given, EndSignals::new()?)).await,
-        Command::Chat(args) => Box::pin(chat::chat(args, is_given, EndSignals::new()?)).await,
-        Command::Replay(args) => Box::pin(replay::replay(*args, is_given, EndSignals::new()?)).await,
-        Command::Fork(args) => Box::pin(fork::fork(*args, is_given, EndSignals::new()?)).await,
+        Command::Run(args) => Box::pin(run::run(args, given, EndSignals::new()?)).await,
+        Command::Chat(args) => Box::pin(chat::chat(args, given, EndSignals::new()?)).await,
+        Command::Replay(args) => Box::pin(replay::replay(*args, given, EndSignals::new()?)).await,
+        Command::Fork(args) => Box::pin(fork::fork(*args, given, EndSignals::new()?)).await,
         Command::Experiment(args) => Box::pin(experiment::experiment(args, EndSignals::new()?)).await,
-        Command::Ingest(args) => until_signal(ingest::ingest(args, is_given)).await,
-        Command::Export(args) => until_signal(export::export(args, is_given)).await,
+        Command::Ingest(args) => until_signal(ingest::ingest(args, given)).await,
+        Command::Export(args) => until_signal(export::export(args, given)).await,
         Command::Db(args) => until_signal(db::db(args)).await,
         Command::Models(args) => until_signal(models::models(args)).await,
-        Command::Mods(args) => until_signal(mods::mods(*args, is_given)).await,
+        Command::Mods(args) => until_signal(mods::mods(*args, given)).await,
         Command::Config(_) => config::config(file),
         Command::Doctor(args) => until_signal(doctor::doctor(*args)).await,
         Command::Completions(args) => completions::completions(&args),
@@ -216,22 +220,18 @@ async fn until_signal(
     let mut task = tokio::spawn(command);
     match EndSignals::new()?.run_until_signal(&mut task).await {
         Ok(finished) => finished?,
-        Err(code) => {
+        Err(interrupted) => {
             task.abort();
-            Ok(code)
+            Err(interrupted.into())
         }
     }
 }
 
-/// Returns true if a flag of the selected command was given on the command line.
-fn is_given(matches: &clap::ArgMatches, id: &str) -> bool {
-    match matches.subcommand() {
-        Some((_, inner)) => is_given(inner, id),
-        None => matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine),
-    }
-}
-
+/// Prints the error of a command, unless a signal has ended it. Returns the exit code.
 fn failed(error: &anyhow::Error) -> ExitCode {
+    if let Some(Interrupted(code)) = error.downcast_ref() {
+        return *code;
+    }
     eprintln!("thunder: {}", with_causes(error));
     ExitCode::FAILURE
 }

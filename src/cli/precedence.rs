@@ -54,18 +54,23 @@ mod tests {
     use clap::CommandFactory;
     use std::ffi::OsString;
 
-    /// Parses a command line with a variable, which is set, for the flag `--hf-repo`.
-    fn parse(path: &[&str], line: &str) -> Result<Vec<String>, String> {
-        fn with_variable(command: clap::Command, path: &[&str]) -> clap::Command {
+    /// Parses a command line with a variable, which is set, for a flag of the command at `path`.
+    fn parse_with_variable(id: &str, path: &[&str], line: &str) -> Result<clap::ArgMatches, String> {
+        fn with_variable(command: clap::Command, id: &str, path: &[&str]) -> clap::Command {
             match path {
-                [] => command.mut_arg("hf_repo", |flag| flag.env("PATH")),
-                [name, rest @ ..] => command.mut_subcommand(name, |inner| with_variable(inner, rest)),
+                [] => command.mut_arg(id, |flag| flag.env("PATH")),
+                [name, rest @ ..] => command.mut_subcommand(name, |inner| with_variable(inner, id, rest)),
             }
         }
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let (_, parsed) = super::parse(with_variable(Cli::command(), path), &words);
+        let (_, parsed) = super::parse(with_variable(Cli::command(), id, path), &words);
         let matches = parsed.map_err(|error| error.to_string())?;
-        let matches = path.iter().fold(&matches, |matches, name| matches.subcommand_matches(name).unwrap());
+        Ok(path.iter().fold(matches, |mut matches, _| matches.remove_subcommand().unwrap().1))
+    }
+
+    /// Returns the values of `--hf-repo`, whose variable is set.
+    fn parse(path: &[&str], line: &str) -> Result<Vec<String>, String> {
+        let matches = parse_with_variable("hf_repo", path, line)?;
         Ok(matches.get_raw("hf_repo").into_iter().flatten().map(|value| value.to_str().unwrap().to_owned()).collect())
     }
 

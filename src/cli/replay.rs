@@ -1,6 +1,7 @@
+use super::given_flags::GivenFlags;
 use super::output;
-use super::run_target::{self, DatabaseUse, ReplayAddress, RunTarget, RunTargetArgs};
-use super::signals::EndSignals;
+use super::run_target::{self, DatabaseUse, FinishedRun, ReplayAddress, RunTarget, RunTargetArgs};
+use super::signals::{EndSignals, Interrupted};
 use crate::trace::difference::{self, Difference, DifferenceKind};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
@@ -38,15 +39,14 @@ pub struct Args {
 struct Outcome {
     new_run: String,
     events: usize,
-    replay: Option<ReplayAddress>,
+    replay: anyhow::Result<ReplayAddress>,
     difference: Option<Difference>,
 }
 
-/// Repeats a run. `is_given` returns true for flags given on the command line.
-pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
-    match verify(&args, is_given, &mut signals).await {
-        Ok(Err(code)) => Ok(code),
-        Ok(Ok(outcome)) => {
+/// Repeats a run.
+pub async fn replay(args: Args, given: GivenFlags, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+    match verify(&args, &given, &mut signals).await {
+        Ok(outcome) => {
             let is_same = outcome.difference.is_none();
             if args.json {
                 let new_run = &outcome.new_run;
@@ -56,8 +56,12 @@ pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: En
             } else {
                 print_outcome(&args.run, &outcome)?;
             }
+            if let Err(error) = &outcome.replay {
+                eprintln!("thunder: {}", super::with_causes(error));
+            }
             Ok(ExitCode::from(u8::from(!is_same)))
         }
+        Err(error) if error.is::<Interrupted>() => Err(error),
         Err(error) => {
             eprintln!("thunder: {}", super::with_causes(&error));
             Ok(ExitCode::from(2))
@@ -72,29 +76,21 @@ fn print_outcome(run: &str, outcome: &Outcome) -> std::io::Result<()> {
             "{run}: the new run differs, first at step {step} (event {sequence_order}):\n  recorded: {recorded}\n  now:      {now}"
         ),
     })?;
-    if let Some(replay) = &outcome.replay {
+    if let Ok(replay) = &outcome.replay {
         eprintln!("replay of the new run: {replay}");
     }
     Ok(())
 }
 
-async fn verify(
-    args: &Args,
-    is_given: impl Fn(&str) -> bool,
-    signals: &mut EndSignals,
-) -> anyhow::Result<Result<Outcome, ExitCode>> {
+async fn verify(args: &Args, given: &GivenFlags, signals: &mut EndSignals) -> anyhow::Result<Outcome> {
     if let Some(name) = args.mods.iter().find(|name| !run_target::is_file(name)) {
         bail!("--mod takes a Python file here, got '{name}'; mods that the server knows need no flag");
     }
-    let mut target = match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Shared, is_given)).await {
-        Ok(opened) => opened?.0,
-        Err(code) => return Ok(Err(code)),
-    };
+    let open = args.target.open(&args.mods, DatabaseUse::LeaveToServer, given);
+    let (mut target, _) = signals.run_until_signal(open).await??;
     let outcome = signals.run_until_signal(rerun(&mut target, args)).await;
-    if let Err(code) = signals.run_until_signal(Box::pin(target.close())).await {
-        return Ok(Err(code));
-    }
-    outcome.map_or_else(|code| Ok(Err(code)), |outcome| outcome.map(Ok))
+    signals.run_until_signal(Box::pin(target.close())).await?;
+    outcome?
 }
 
 async fn rerun(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
@@ -113,12 +109,11 @@ async fn rerun(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
     let answer = server.send(server.request(Method::POST, "/api/v1/reruns").json(&body)).await?;
     let answer: Value = answer.json().await.context("the server's response is not JSON")?;
     let new_run = answer["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
-    let now = target.finished_document(&new_run).await?;
+    let FinishedRun { document: now, replay } = target.finish(&new_run).await?;
     // A run that was cancelled or interrupted has no finish reason to compare with.
     let is_complete = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
     let difference =
         difference::find_first(&recorded, &now, is_complete).or_else(|| compare_ends(&summary, &answer, &recorded));
-    let replay = target.record(Some(&new_run)).await.unwrap_or_default();
     Ok(Outcome { new_run, events: recorded.events.len(), replay, difference })
 }
 

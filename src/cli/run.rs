@@ -1,5 +1,6 @@
 use super::client::{Server, error_message, run_id_of};
 use super::events::Events;
+use super::given_flags::GivenFlags;
 use super::output;
 use super::printer::Printer;
 use super::run_target::{DatabaseUse, ReplayAddress, RunTargetArgs};
@@ -12,10 +13,10 @@ use std::process::ExitCode;
 
 /// Run one prompt, stream the answer, record the run and print the address of its replay
 ///
-/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --hf-repo,
-/// --model-url, --data-dir, --database-url or a mod given as a file it always runs in this process. The run is then
-/// recorded in the database that the flags select. If that is the default database and a running server uses it, the run
-/// is sent to that server.
+/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With a mod given as a file, or
+/// a flag of the engine or the database on the command line, such as --model, --ctx-size or --data-dir, it always runs in
+/// this process. The run is then recorded in the database that the flags select. If that is the default database and a
+/// running server uses it, the run is sent to that server.
 ///
 /// With --json, prints the finished run as one JSON object instead of the text: its `run_id`, `text`, `finish_reason`,
 /// `usage` and the address of its replay, `replay`, which is null if the run was not recorded.
@@ -88,14 +89,11 @@ struct RunOutput {
     replay: Option<String>,
 }
 
-/// Runs the prompt. `is_given` returns true for flags given on the command line.
-pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+/// Runs the prompt.
+pub async fn run(args: Args, given: GivenFlags, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let attention = !args.no_attention && args.target.engine.captures_attention();
-    let (mut target, names) =
-        match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Shared, is_given)).await {
-            Ok(opened) => opened?,
-            Err(code) => return Ok(code),
-        };
+    let open = args.target.open(&args.mods, DatabaseUse::LeaveToServer, &given);
+    let (mut target, names) = signals.run_until_signal(open).await??;
     let finished = signals
         .run_until_signal(async {
             let (attention, mut outcome) = (attention && target.can_record_attention(), Outcome::default());
@@ -104,23 +102,19 @@ pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSi
             (streamed, outcome, replay)
         })
         .await;
-    let closed = signals.run_until_signal(Box::pin(target.close())).await;
-    match (finished, closed) {
-        (Err(code), _) | (_, Err(code)) => Ok(code),
-        (Ok((streamed, outcome, replay)), Ok(())) => {
-            streamed?;
-            let replay = replay?;
-            if args.json {
-                let Outcome { run_id, text, finish_reason, usage, .. } = outcome;
-                let replay = replay.map(|replay| replay.url);
-                let run = RunOutput { run_id, text, finish_reason, usage, replay };
-                output::print_line(serde_json::to_string(&run)?)?;
-            } else {
-                report(&outcome, args.max_tokens, replay);
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+    signals.run_until_signal(Box::pin(target.close())).await?;
+    let (streamed, outcome, replay) = finished?;
+    streamed?;
+    let replay = replay?;
+    if args.json {
+        let Outcome { run_id, text, finish_reason, usage, .. } = outcome;
+        let replay = replay.map(|replay| replay.url);
+        let run = RunOutput { run_id, text, finish_reason, usage, replay };
+        output::print_line(serde_json::to_string(&run)?)?;
+    } else {
+        report(&outcome, args.max_tokens, replay);
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn report(outcome: &Outcome, max_tokens: u32, replay: Option<ReplayAddress>) {

@@ -1,11 +1,12 @@
 //! The engine that a command uses, on a server or in this process, and the replays of its runs.
 
-use super::client::{Server, ServerArgs, find_given};
+use super::client::{Server, ServerArgs};
 use super::events::Events;
 use super::export::run_path;
+use super::given_flags::GivenFlags;
 use super::local::{LocalEngine, RecordTarget};
 use super::startup;
-use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::flags::{DataFlags, EngineFlags, default_flags};
 use crate::config::{Config, DEFAULT_ADDRESS};
 use crate::mods::ModRegistry;
 use crate::trace::document::Document;
@@ -29,21 +30,20 @@ pub struct RunTargetArgs {
 
 impl RunTargetArgs {
     /// Returns the engine and the names under which it has the mods. Uses the named server, else a running server, else an
-    /// engine in this process. A mod given as a file, or a flag for the model or the database, always selects this process.
-    /// `is_given` returns true for flags given on the command line.
+    /// engine in this process. A mod given as a file, or a flag of the engine or the database on the command line, always
+    /// selects this process.
     pub async fn open(
         &self,
         mods: &[String],
         database: DatabaseUse,
-        is_given: impl Fn(&str) -> bool,
+        given: &GivenFlags,
     ) -> anyhow::Result<(RunTarget, Vec<String>)> {
-        const LOCAL_FLAGS: [&str; 5] = ["model", "hf_repo", "model_url", "data_dir", "database_url"];
         if let Some(file) = mods.iter().find(|name| is_file(name) && !Path::new(name).is_file()) {
             bail!("there is no file {file}; --mod takes the name of a mod or a Python file");
         }
         let file = mods.iter().find(|name| is_file(name)).map(|file| format!("--mod {file}"));
-        let local_flag = file.or_else(|| find_given(&LOCAL_FLAGS, &is_given));
-        if let Some(server) = self.server.find_unless(local_flag, &is_given).await? {
+        let local_flag = file.as_deref().or(given.engine.as_deref()).or(given.database.as_deref());
+        if let Some(server) = self.server.find_unless(local_flag, given).await? {
             return Ok((RunTarget::Server(server), mods.to_vec()));
         }
         let registry = ModRegistry::with_builtin();
@@ -56,26 +56,26 @@ impl RunTargetArgs {
                 names.push(name.clone());
             }
         }
-        let is_selected = is_given("data_dir") || is_given("database_url");
-        let database = if is_selected { DatabaseUse::Own } else { database };
-        Ok((Box::pin(self.start(registry, database)).await?, names))
+        let database = if given.database.is_some() { DatabaseUse::Open } else { database };
+        let data = given.data(self.data.clone());
+        Ok((Box::pin(self.start(registry, data, database)).await?, names))
     }
 
     /// Starts an engine in this process.
-    async fn start(&self, registry: ModRegistry, database: DatabaseUse) -> anyhow::Result<RunTarget> {
+    async fn start(&self, registry: ModRegistry, data: DataFlags, database: DatabaseUse) -> anyhow::Result<RunTarget> {
         // One user needs one slot, so its context can be as large as the model's.
         let mut flags = EngineFlags { parallel: Some(1), ..self.engine.clone() };
         super::hub::set_model(&mut flags).await?;
-        let config = Config::new(flags, self.data.clone(), &ServerFlags::default())?;
+        let config = Config::new(flags, data, &default_flags())?;
         let recording_server = match database {
-            DatabaseUse::Shared if config.data.database_url.is_none() => self.server.on_default_address().await,
-            DatabaseUse::Own | DatabaseUse::Shared => None,
+            DatabaseUse::LeaveToServer if config.data.database_url.is_none() => self.server.on_default_address().await,
+            DatabaseUse::Open | DatabaseUse::LeaveToServer => None,
         };
         Ok(match recording_server {
             None => RunTarget::LocalDatabase(LocalEngine::start(config, registry, RecordTarget::Database).await?),
             Some(recording_server) => {
                 let engine = LocalEngine::start(config, registry, RecordTarget::Document).await?;
-                RunTarget::LocalForServer { engine, recording_server, last_run: None }
+                RunTarget::LocalForServer { engine, recording_server }
             }
         })
     }
@@ -90,9 +90,9 @@ pub fn is_file(name: &str) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub enum DatabaseUse {
     /// Opens it, also while a server runs, for commands that read recorded runs.
-    Own,
+    Open,
     /// Leaves it to a running server, which receives the finished runs.
-    Shared,
+    LeaveToServer,
 }
 
 /// The engine that runs a command's requests.
@@ -102,12 +102,15 @@ pub enum RunTarget {
     /// An engine in this process that records in a database.
     LocalDatabase(LocalEngine),
     /// An engine in this process whose finished runs are sent to the server that uses the database.
-    LocalForServer {
-        engine: LocalEngine,
-        recording_server: Server,
-        /// The run that [`RunTarget::finished_document`] has returned and [`RunTarget::record`] has not sent yet.
-        last_run: Option<Box<Document>>,
-    },
+    LocalForServer { engine: LocalEngine, recording_server: Server },
+}
+
+/// A run that has ended.
+pub struct FinishedRun {
+    /// Its recording.
+    pub document: Document,
+    /// The address of its replay, or the reason why the server that uses the database did not record it.
+    pub replay: anyhow::Result<ReplayAddress>,
 }
 
 /// The address of a recorded run's replay.
@@ -163,24 +166,23 @@ impl RunTarget {
     /// that uses the database, if there is one.
     pub async fn record(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<ReplayAddress>> {
         let Some(run_id) = run_id else { return Ok(None) };
-        if let Self::LocalForServer { engine, recording_server, last_run } = self {
-            let document = match last_run.take_if(|document| document.request.request_id == run_id) {
-                Some(document) => Some(*document),
-                None => next_run(engine, recording_server, run_id).await?,
-            };
-            let Some(document) = document else { return Ok(None) };
+        if let Self::LocalForServer { engine, recording_server } = self {
+            let Some(document) = next_run(engine, recording_server, run_id).await? else { return Ok(None) };
             send(engine, recording_server, &document).await?;
         }
         Ok(Some(self.replay(run_id)))
     }
 
-    /// Returns the recording of a run that has finished on this engine.
-    pub async fn finished_document(&mut self, run_id: &str) -> anyhow::Result<Document> {
-        if let Self::LocalForServer { engine, recording_server, last_run } = self {
+    /// Returns a run that has ended on this engine. Sends it to the server that uses the database, if there is one.
+    pub async fn finish(&mut self, run_id: &str) -> anyhow::Result<FinishedRun> {
+        let (document, sent) = if let Self::LocalForServer { engine, recording_server } = self {
             let document = next_run(engine, recording_server, run_id).await?.context("the run was not recorded")?;
-            return Ok(*last_run.insert(Box::new(document)).clone());
-        }
-        fetch_finished(self.server(), run_id).await.map(|(document, _)| document)
+            let sent = send(engine, recording_server, &document).await;
+            (document, sent)
+        } else {
+            (fetch_finished(self.server(), run_id).await?.0, Ok(()))
+        };
+        Ok(FinishedRun { document, replay: sent.map(|()| self.replay(run_id)) })
     }
 
     /// Stops the engine if it is in this process.
@@ -188,7 +190,7 @@ impl RunTarget {
         match self {
             Self::Server(_) => {}
             Self::LocalDatabase(engine) => engine.finish().await,
-            Self::LocalForServer { mut engine, recording_server, .. } => {
+            Self::LocalForServer { mut engine, recording_server } => {
                 for document in engine.stop().await {
                     if let Err(error) = send(&engine, &recording_server, &document).await {
                         tracing::warn!("{error:#}");
@@ -276,7 +278,7 @@ mod tests {
     fn local_engine(runs: &[&str]) -> LocalEngine {
         let folder = std::env::temp_dir().join(format!("thunder-run-target-{}", std::process::id()));
         let line = Line::parse_from(["thunder", "--data-dir", folder.to_str().unwrap()]);
-        let config = Config::new(line.target.engine, line.target.data, &ServerFlags::default()).unwrap();
+        let config = Config::new(line.target.engine, line.target.data, &default_flags()).unwrap();
         LocalEngine::with_documents(config, runs.iter().map(|id| document(id)).collect())
     }
 
@@ -298,13 +300,13 @@ mod tests {
     async fn stopped_and_failed_runs_are_recorded_without_replacing_the_next_one() {
         let (server, recorded) = recording_server().await;
         let engine = local_engine(&["stopped", "first", "failed", "second", "last"]);
-        let mut target = RunTarget::LocalForServer { engine, recording_server: server.clone(), last_run: None };
+        let mut target = RunTarget::LocalForServer { engine, recording_server: server.clone() };
         let replay = |id| Some(ReplayAddress { url: server.replay(id), needs_server: false });
         assert_eq!(target.record(None).await.unwrap(), None);
         assert_eq!(target.record(Some("first")).await.unwrap(), replay("first"));
         assert_eq!(*recorded.lock().unwrap(), ["stopped", "first"]);
-        assert_eq!(target.finished_document("second").await.unwrap().request.request_id, "second");
-        assert_eq!(target.record(Some("second")).await.unwrap(), replay("second"));
+        let second = target.finish("second").await.unwrap();
+        assert_eq!((second.document.request.request_id.as_str(), second.replay.ok()), ("second", replay("second")));
         target.close().await;
         assert_eq!(*recorded.lock().unwrap(), ["stopped", "first", "failed", "second", "last"]);
     }
@@ -332,7 +334,7 @@ mod tests {
         let replay = |target: RunTarget| target.replay("id").to_string();
         assert_eq!(replay(RunTarget::Server(server.clone())), "http://server/runs/id");
         let engine = local_engine(&[]);
-        let for_server = RunTarget::LocalForServer { engine, recording_server: server, last_run: None };
+        let for_server = RunTarget::LocalForServer { engine, recording_server: server };
         assert_eq!(replay(for_server), "http://server/runs/id");
         let expected = format!("http://{DEFAULT_ADDRESS}/runs/id (while `thunder serve` runs)");
         assert_eq!(replay(RunTarget::LocalDatabase(local_engine(&[]))), expected);
@@ -342,14 +344,13 @@ mod tests {
     async fn local_flag_of_the_command_line_excludes_only_a_server_of_the_command_line() {
         let mut line = Line::parse_from(["thunder"]);
         line.target.server.server = Some("http://127.0.0.1:1".to_owned());
-        let find = async |given: &[&str]| {
-            let is_given = |id: &str| given.contains(&id);
-            line.target.server.find_unless(find_given(&["model", "data_dir"], is_given), is_given).await
+        let find = async |local_flag: Option<&str>, server: bool| {
+            line.target.server.find_unless(local_flag, &GivenFlags { server, ..GivenFlags::default() }).await
         };
-        assert!(find(&[]).await.unwrap_err().to_string().contains("no server answers"));
-        assert!(find(&["server"]).await.unwrap_err().to_string().contains("no server answers"));
-        assert!(find(&["data_dir"]).await.unwrap().is_none());
-        let error = find(&["server", "data_dir"]).await.unwrap_err().to_string();
+        assert!(find(None, false).await.unwrap_err().to_string().contains("no server answers"));
+        assert!(find(None, true).await.unwrap_err().to_string().contains("no server answers"));
+        assert!(find(Some("--data-dir"), false).await.unwrap().is_none());
+        let error = find(Some("--data-dir"), true).await.unwrap_err().to_string();
         assert_eq!(error, "--data-dir is for this process and cannot be combined with --server; remove one of them");
     }
 }

@@ -4,6 +4,7 @@ use super::signals::{self, EndSignals};
 use super::startup;
 use crate::api::{router, sleep_when_idle};
 use crate::config::flags::{DataFlags, EngineFlags, LogFlags, ServerFlags};
+use crate::config::hub::HubFlags;
 use crate::config::{Config, Credentials};
 use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
@@ -12,6 +13,7 @@ use crate::server::{App, Listeners, ServerState, announce, load_login_secret};
 use crate::store::RecorderChannel;
 use crate::ui;
 use sd_notify::NotifyState;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -44,20 +46,17 @@ impl Args {
 }
 
 /// Serves until a signal stops it. Connections are accepted immediately and receive 503 until everything is loaded.
-pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     if args.list_devices {
         startup::list_devices()?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(note) = args.engine.speculation.ineffective_flag_note() {
+    for note in args.engine.ineffective_flag_notes() {
         tracing::warn!("{note}");
     }
-    // A reload during the start takes place when the server is ready.
     let mut reload_signal = signals.take_reload_signal();
-    match signals.run_until_signal(hub::set_model(&mut args.engine)).await {
-        Err(code) => return Ok(code),
-        Ok(done) => done?,
-    }
+    let hub_flags = args.engine.hub.clone();
+    hub::check(&hub_flags)?;
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
@@ -68,7 +67,15 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
     let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), system::now);
     let server = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
     let progress = Progress::new(Some(app.clone()));
-    let started = signals.run_until_signal(Box::pin(start(&app, &progress))).await;
+    let started = {
+        let mut start = pin!(signals.run_until_signal(Box::pin(start(&app, &hub_flags, &progress))));
+        loop {
+            tokio::select! {
+                started = &mut start => break started,
+                () = signals::next(reload_signal.as_mut()) => reload(&app, &args.server),
+            }
+        }
+    };
     progress.end();
     if let Ok(Ok(_)) = &started {
         app.set_state(ServerState::Ready);
@@ -76,7 +83,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
         if server.cluster.no_model {
             eprintln!("thunder: no model is loaded (--no-model)");
         } else {
-            let loaded = app.loaded(None).await;
+            let loaded = app.get_or_load(None).await;
             let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
             eprintln!("thunder: {}", startup::devices_line(&app.config().engine, &placement));
         }
@@ -103,10 +110,9 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
         }
         close(&app).await;
     });
-    match (Box::pin(stopped).await, started) {
-        (Err(code), _) | (Ok(()), Err(code)) => Ok(code),
-        (Ok(()), Ok(started)) => started.map(|_watched| ExitCode::SUCCESS),
-    }
+    Box::pin(stopped).await?;
+    let _watched = started??;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Reloads API keys and certificate. Active requests and streams continue.
@@ -135,8 +141,9 @@ fn notify_systemd(state: &[NotifyState]) {
     }
 }
 
-/// Starts store, mods and model at the same time. The mods directory is watched until the returned value is dropped.
-async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
+/// Starts store, mods and model at the same time, and downloads the model that the flags name. The mods directory is watched
+/// until the returned value is dropped.
+async fn start(app: &App, hub_flags: &HubFlags, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
     let no_model = app.config().server.cluster.no_model;
     if !no_model {
         match std::env::current_exe() {
@@ -146,7 +153,13 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
     }
     let channel = RecorderChannel::new();
     let recorder = channel.recorder();
-    let load = async { if no_model { Ok(()) } else { Box::pin(startup::load_default(app, recorder, progress)).await } };
+    let load = async {
+        if no_model {
+            return Ok(());
+        }
+        let downloaded = hub::model_file(hub_flags, progress).await?;
+        Box::pin(startup::load_default(app, downloaded, recorder, progress)).await
+    };
     let watch = Box::pin(startup::open_and_load(start_store(app, channel, progress), load)).await?;
     if !no_model {
         sleep_when_idle(app);

@@ -4,6 +4,11 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// The error of a command that a signal has ended, with the exit code for the signal.
+#[derive(Debug, thiserror::Error)]
+#[error("a signal ended the command")]
+pub struct Interrupted(pub ExitCode);
+
 /// The signals that end a command: SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends.
 pub struct EndSignals {
     /// `None` if the command handles Ctrl-C.
@@ -46,11 +51,11 @@ impl EndSignals {
     /// Runs a future until it completes or a signal cancels it.
     ///
     /// # Errors
-    /// The exit code for the signal.
-    pub async fn run_until_signal<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ExitCode> {
+    /// A signal came first.
+    pub async fn run_until_signal<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Interrupted> {
         tokio::select! {
             done = work => Ok(done),
-            code = self.next() => Err(code),
+            code = self.next() => Err(Interrupted(code)),
         }
     }
 }

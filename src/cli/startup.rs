@@ -3,16 +3,16 @@
 use super::output;
 use super::progress::Progress;
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
-use crate::events::Recorder;
 use crate::model::llama::{Device, Placement, backend, devices, missing_gpu_reason};
 use crate::mods::python::sandbox::{self, SandboxPolicy};
 use crate::mods::python::{LoadError, PythonMods, WorkerLimits, read_source};
 use crate::mods::{ModFolder, ModRegistry, ModSource};
+use crate::recording::RecorderHandle;
 use crate::server::{App, LoadStep};
 use crate::store::{Database, RecorderChannel, Retention, Store};
 use anyhow::Context;
 use futures::future::{Either, select};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens the configured database. Its recorder stores the signals of `channel`.
@@ -57,12 +57,18 @@ pub async fn open_and_load<T>(
     }
 }
 
-/// Loads the default model and starts its engine. The signals of every engine go to `recorder`.
-pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
+/// Loads the default model, a downloaded file or else the configured one, and starts its engine. The signals of every engine
+/// go to `recorder`.
+pub async fn load_default(
+    app: &App,
+    downloaded: Option<PathBuf>,
+    recorder: impl Into<RecorderHandle>,
+    progress: &Arc<Progress>,
+) -> anyhow::Result<()> {
     if let Some(warning) = gpu_flag_warning(&app.config().engine) {
         tracing::warn!("{warning}");
     }
-    app.models().open(recorder.into()).await?;
+    app.models().open(downloaded, recorder.into()).await?;
     let shown = progress.task();
     let observe = move |name: &str, step: LoadStep| match step {
         LoadStep::Weights(done) => shown.advance(&format!("loading the model {name}"), done),

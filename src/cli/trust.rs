@@ -14,8 +14,7 @@ use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertS
 /// Creates a client for the server at an address. Over https it trusts the certificates in the file, else the system's CA
 /// certificates.
 pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
-    // An error means that a provider is already installed.
-    let _ = ring::default_provider().install_default();
+    install_tls_provider();
     let builder = Client::builder();
     let builder = match authority {
         // The system may have no CA certificates.
@@ -29,6 +28,12 @@ pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
             "https needs CA certificates, and the system has none; pass the server's certificate with --server-ca FILE",
         )
     })
+}
+
+/// Makes *ring* the cryptography of every HTTP client of this process.
+pub fn install_tls_provider() {
+    // An error means that a provider is already installed.
+    let _ = ring::default_provider().install_default();
 }
 
 fn trusting_config(path: &Path) -> anyhow::Result<ClientConfig> {

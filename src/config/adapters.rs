@@ -5,7 +5,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::path::PathBuf;
 
 /// LoRA adapters.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct AdapterFlags {
     /// The files, in order.
     pub files: Vec<ScaledFile>,

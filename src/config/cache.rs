@@ -60,7 +60,7 @@ impl std::str::FromStr for CacheTypeFlag {
 }
 
 /// The KV cache.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct CacheFlags {
     /// Data type of keys: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]

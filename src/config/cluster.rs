@@ -6,7 +6,7 @@ use reqwest::Url;
 use std::net::SocketAddr;
 
 /// Several servers on one database.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Several servers")]
 pub struct ClusterFlags {
     /// Base URL at which the other servers on the same --database-url reach this one, e.g. `http://10.0.0.5:6767`;

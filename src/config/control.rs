@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Control vectors.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ControlFlags {
     /// Control vector (GGUF) that is added to the layer outputs of --model; repeat or separate with commas. Requests refer
     /// to it by the file's name without extension

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 const MAX_OUTPUT_BYTES: usize = 8 << 30;
 
 /// Flags for embeddings and scores.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Embeddings and scores")]
 pub struct EncoderFlags {
     /// Embeddings and hidden states, also for a generative model; with neither this flag nor --reranking, an encoder model

@@ -20,7 +20,7 @@ const CHATML: &str = "{% for message in messages %}\
 /// The model and its settings.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Path of the GGUF file; `None` for the bundled model.
+    /// Path of the GGUF file; `None` for the bundled model, or one that the start downloads.
     pub model: Option<PathBuf>,
     /// Names of the model, the displayed one first; empty for the file's name.
     pub alias: Vec<String>,
@@ -137,7 +137,10 @@ impl EngineFlags {
             batch_size,
             ubatch_size: ubatch_size.min(batch_size),
             gpu: self.gpu.config()?,
-            no_mmap: self.no_mmap || matches!(self.tuning.load_mode, Some(LoadMode::None | LoadMode::Mlock)),
+            no_mmap: match self.tuning.load_mode {
+                Some(mode) => matches!(mode, LoadMode::None | LoadMode::Mlock),
+                None => self.no_mmap,
+            },
             mlock: self.mlock || matches!(self.tuning.load_mode, Some(LoadMode::Mlock | LoadMode::MmapMlock)),
             attention,
             flash_attention: self.flash_attn == Some(OnOffAuto::On),

@@ -6,10 +6,9 @@ use clap::ValueEnum;
 const NO_HELP: Option<&str> = None;
 
 /// On or off.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnOff {
     /// On.
-    #[default]
     #[value(help = NO_HELP, aliases = ["1", "true", "enabled"])]
     On,
     /// Off.
@@ -72,13 +71,6 @@ impl std::fmt::Debug for Secret {
 /// A number of bytes, written as `4096`, `512K`, `256M` or `2G`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub usize);
-
-impl Default for Size {
-    /// Returns the default size of a request body: 256 MiB, which fits a trace of some 100 000 tokens.
-    fn default() -> Self {
-        Self(256 << 20)
-    }
-}
 
 impl std::str::FromStr for Size {
     type Err = String;

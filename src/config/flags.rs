@@ -10,7 +10,7 @@ use super::{
     AdapterFlags, ClusterFlags, ConfigError, ControlFlags, EncoderFlags, ImageFlags, LimitFlags, ModFlags,
     ModelsConfig, Size, SpeculationFlags, TlsFlags, TuningFlags,
 };
-use clap::Args;
+use clap::{Args, Command, FromArgMatches};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub use super::flag_values::{OnOff, OnOffAuto, Secret};
 pub use super::log::LogFlags;
 
 /// The model and its settings.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct EngineFlags {
     /// GGUF file to run; default: the bundled demo model
@@ -52,10 +52,10 @@ pub struct EngineFlags {
     /// Maximum tokens computed at once within a decode call [also: -ub]
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
-    /// Model read into memory instead of a mapped file
+    /// Model read into memory instead of a mapped file, the same as --load-mode none; --load-mode overrides the variable
     #[arg(long, env = "THUNDER_NO_MMAP", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_mmap: bool,
-    /// Weights locked in memory
+    /// Weights locked in memory, in addition to --load-mode
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
     /// Capture mode for runs that request attention. on: flash attention is off. off: no capture. auto (default): flash
@@ -104,7 +104,7 @@ pub struct EngineFlags {
 }
 
 /// Data directory, database and retention.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataFlags {
     /// Directory of the embedded database and caches; default: the user's data directory, for root /var/lib/thunder
@@ -132,7 +132,7 @@ pub struct DataFlags {
 }
 
 /// Listener, access and limits of the server.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct ServerFlags {
     /// Address to listen on; repeat or separate with commas; default: 127.0.0.1:6767
@@ -280,7 +280,24 @@ pub struct ServerFlags {
     pub log: LogFlags,
 }
 
+/// Returns the flags of a command line without flags, which the environment does not affect.
+#[must_use]
+pub fn default_flags<T: FromArgMatches>() -> T {
+    let command = Command::new("thunder").no_binary_name(true);
+    let command = ServerFlags::augment_args(DataFlags::augment_args(EngineFlags::augment_args(command)));
+    let matches = command.mut_args(|flag| flag.env(None::<&str>)).try_get_matches_from(std::iter::empty::<&str>());
+    // No flag is required.
+    matches.and_then(|matches| T::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit())
+}
+
 impl EngineFlags {
+    /// Returns the warnings about flags that have no effect.
+    #[must_use]
+    pub fn ineffective_flag_notes(&self) -> Vec<String> {
+        let speculation = self.speculation.ineffective_flag_note().map(str::to_owned);
+        speculation.into_iter().chain(self.images.ineffective_flag_note()).collect()
+    }
+
     /// Returns true if runs can capture attention.
     #[must_use]
     pub fn captures_attention(&self) -> bool {
@@ -293,9 +310,8 @@ impl ServerFlags {
     pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, ConfigError> {
         use std::net::ToSocketAddrs;
         let mut addresses = self.listen.clone();
-        let port = self.vertex.port().or(self.port);
-        if self.host.is_some() || port.is_some() {
-            let port = port.unwrap_or(super::DEFAULT_PORT);
+        if self.host.is_some() || self.port.is_some() || addresses.is_empty() {
+            let port = self.port.unwrap_or(super::DEFAULT_PORT);
             for host in self.host.as_deref().unwrap_or("127.0.0.1").split(',').map(str::trim) {
                 let found = (host, port)
                     .to_socket_addrs()
@@ -305,8 +321,8 @@ impl ServerFlags {
                 addresses.push(found);
             }
         }
-        if addresses.is_empty() {
-            addresses.push(super::DEFAULT_ADDRESS);
+        if let Some(port) = self.vertex.port() {
+            addresses.iter_mut().for_each(|address| address.set_port(port));
         }
         let mut seen = std::collections::HashSet::new();
         addresses.retain(|&address| address.port() == 0 || seen.insert(address));

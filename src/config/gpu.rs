@@ -4,7 +4,7 @@ use super::ConfigError;
 use clap::{Args, ValueEnum};
 
 /// GPUs to use, and the parts of the model placed on them.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "GPUs")]
 pub struct GpuFlags {
     /// Number of layers on GPUs, auto for as many as fit, or all; needs a GPU build [also: -ngl]

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 /// A model to download.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Download")]
 pub struct HubFlags {
     /// Hugging Face repository of the model, e.g. `ggml-org/gemma-3-1b-it-GGUF:Q8_0`; without a quantization `Q4_K_M`, else

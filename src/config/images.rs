@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The image encoder.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Images")]
 pub struct ImageFlags {
     /// Projector (GGUF) that lets --model see images; default: text only [also: -mm]
@@ -102,6 +102,18 @@ impl FromStr for UrlHost {
 }
 
 impl ImageFlags {
+    /// Returns the warning about a flag that has no effect without a projector.
+    pub(super) fn ineffective_flag_note(&self) -> Option<String> {
+        let given = [
+            ("--allow-image-urls", self.allow_image_urls == OnOff::On),
+            ("--record-images", self.record_images == OnOff::On),
+            ("--image-min-tokens", self.image_min_tokens.is_some()),
+            ("--image-max-tokens", self.image_max_tokens.is_some()),
+        ];
+        let (flag, _) = given.into_iter().find(|(_, is_given)| *is_given && self.mmproj.is_none())?;
+        Some(format!("{flag} has no effect without --mmproj: the model reads no images"))
+    }
+
     pub(super) fn config(self) -> Result<Option<ImageConfig>, ConfigError> {
         let (min_tokens, max_tokens) = (self.image_min_tokens, self.image_max_tokens);
         if let (Some(min), Some(max)) = (min_tokens, max_tokens)
@@ -132,19 +144,22 @@ impl ImageFlags {
 #[cfg(test)]
 mod tests {
     use super::{ImageFlags, UrlHost};
+    use crate::config::ConfigError;
     use crate::config::flag_values::OnOff;
-    use crate::config::{ConfigError, Size};
+    use crate::config::flags::default_flags;
 
     #[test]
     fn private_hosts_need_image_urls() {
         let flags = |allow_image_urls| ImageFlags {
             allow_image_urls,
             image_url_hosts: vec!["images.local:8080".parse().unwrap()],
-            record_images_size: Size(0),
-            ..ImageFlags::default()
+            ..default_flags()
         };
         let error = flags(OnOff::Off).config().unwrap_err();
         assert!(matches!(&error, ConfigError::ImageUrlHosts { host } if host == "images.local:8080"), "{error}");
+        let note = "--allow-image-urls has no effect without --mmproj: the model reads no images";
+        assert_eq!(flags(OnOff::On).ineffective_flag_note().as_deref(), Some(note));
+        assert_eq!(flags(OnOff::Off).ineffective_flag_note(), None);
         assert!(flags(OnOff::On).config().unwrap().is_none());
     }
 

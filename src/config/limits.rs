@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// Limits for clients.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct LimitFlags {
     /// Seconds to receive the headers of a request (and the TLS handshake before), and to keep an idle connection open;
     /// 0 for unlimited

@@ -5,7 +5,7 @@ use clap::Args;
 use std::path::PathBuf;
 
 /// Log settings, with llama-server's flags.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct LogFlags {
     /// File to which the log is appended; default: standard error
     #[arg(long, env = "THUNDER_LOG_FILE", value_name = "FILE", help_heading = "Logging")]

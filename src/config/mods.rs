@@ -30,19 +30,6 @@ pub struct ModFlags {
     pub mod_idle: u32,
 }
 
-impl Default for ModFlags {
-    fn default() -> Self {
-        Self {
-            mods_dir: None,
-            mod_sandbox: ModSandbox::Uploaded,
-            mod_workers: 1,
-            mod_timeout: 1000,
-            mod_memory: Size(4 << 30),
-            mod_idle: 600,
-        }
-    }
-}
-
 /// Mods that run in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum ModSandbox {

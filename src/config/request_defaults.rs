@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
 /// Default values of requests.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Defaults of requests")]
 pub struct RequestFlags {
     /// Maximum tokens of an answer; -1 for the size of the context; default: -1
@@ -89,7 +89,7 @@ pub struct RequestFlags {
 }
 
 /// llama-server's less common sampling flags, hidden from the help because `--parameter` replaces them.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct HiddenSamplingFlags {
     #[arg(long, alias = "typical", hide = true)]
     typical_p: Option<f32>,

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Routes of llama-server.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "llama-server's routes")]
 pub struct RouteFlags {
     /// GET /slots with the state of every slot, the actions on slots in memory, and /sessions [also: --no-slots]

@@ -126,24 +126,6 @@ pub struct DraftModelConfig {
     pub cache_type_v: CacheTypeFlag,
 }
 
-impl Default for SpeculationFlags {
-    fn default() -> Self {
-        Self {
-            spec_type: Vec::new(),
-            spec_draft_n_max: 16,
-            spec_draft_n_min: 0,
-            spec_ngram_simple_size_n: 3,
-            spec_draft_model: None,
-            spec_draft_p_min: 0.0,
-            spec_draft_ngl: GpuLayersFlag::default(),
-            spec_draft_threads: None,
-            spec_draft_threads_batch: None,
-            spec_draft_type_k: CacheTypeFlag::default(),
-            spec_draft_type_v: CacheTypeFlag::default(),
-        }
-    }
-}
-
 impl SpeculationFlags {
     fn has_ngrams(&self) -> bool {
         self.spec_type.contains(&SpecTypeFlag::NgramSimple)

@@ -1,4 +1,4 @@
-use super::flags::{DataFlags, EngineFlags, OnOffAuto, Secret, ServerFlags};
+use super::flags::{DataFlags, EngineFlags, OnOffAuto, Secret, ServerFlags, default_flags};
 use super::{Config, ModSandbox, Rights, SecurityConfig, Size};
 use crate::events::{Scope, system};
 use clap::Parser;
@@ -30,11 +30,23 @@ fn default_flags_give_a_working_configuration() {
 }
 
 #[test]
+fn default_flags_are_those_of_an_empty_command_line() {
+    let flags = (default_flags::<EngineFlags>(), default_flags::<DataFlags>(), default_flags::<ServerFlags>());
+    let Line { engine, data, server } = Line::parse_from(["thunder"]);
+    assert_eq!(format!("{flags:?}"), format!("{:?}", (engine, data, server)));
+    assert_eq!((flags.0.batch_size, flags.2.shutdown_grace, flags.2.limits.max_message), (2048, 10, Size(8 << 20)));
+}
+
+#[test]
 fn host_and_port_flags_become_an_address() {
     let listen = config(&["--port", "8080"]).unwrap().server.listen;
     assert_eq!(listen, ["127.0.0.1:8080".parse().unwrap()]);
     let both = config(&["--listen", "127.0.0.1:1", "--listen", "[::1]:2"]).unwrap().server.listen;
     assert_eq!(both.len(), 2);
+    let vertex = ["--aip-mode", "PREDICTION", "--aip-http-port", "8080", "--api-key", "k"];
+    let listen = |words: &[&str]| config(&[&vertex[..], words].concat()).unwrap().server.listen;
+    assert_eq!(listen(&["--listen", "0.0.0.0:6767"]), ["0.0.0.0:8080".parse().unwrap()]);
+    assert_eq!(listen(&[]), ["127.0.0.1:8080".parse().unwrap()]);
 }
 
 #[test]
@@ -154,7 +166,7 @@ fn attention_capture_follows_flash_attention() {
 #[test]
 fn sizes_parse_with_units() {
     assert_eq!("2G".parse(), Ok(Size(2 << 30)));
-    assert_eq!(config(&[]).unwrap().server.max_body_bytes, Size::default().0);
+    assert_eq!(config(&[]).unwrap().server.max_body_bytes, 256 << 20);
     assert!("0".parse::<Size>().is_err() && "-1".parse::<Size>().is_err() && "M".parse::<Size>().is_err());
 }
 
@@ -171,8 +183,7 @@ fn mod_flags_reject_values_out_of_range() {
 
 #[test]
 fn context_size_zero_is_the_models_context() {
-    let flags =
-        EngineFlags { ctx_size: Some(0), parallel: Some(2), batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
+    let flags = EngineFlags { ctx_size: Some(0), parallel: Some(2), batch_size: 1, ubatch_size: 9, ..default_flags() };
     let engine = flags.config().unwrap();
     assert_eq!((engine.ctx_size, engine.ubatch_size), (None, 1));
 }

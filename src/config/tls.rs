@@ -15,7 +15,7 @@ const KEY: &str = "--ssl-key-file";
 const PROTOCOL: &[u8] = b"http/1.1";
 
 /// Files of the server's certificate and key.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct TlsFlags {
     /// Private key of the server's certificate, in PEM without a passphrase; together with --ssl-cert-file it enables
     /// HTTPS

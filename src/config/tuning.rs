@@ -87,35 +87,6 @@ pub struct TuningFlags {
     pub cpu_strict: OnOff,
 }
 
-impl Default for TuningFlags {
-    fn default() -> Self {
-        Self {
-            rope_scaling: None,
-            rope_scale: None,
-            rope_freq_base: None,
-            rope_freq_scale: None,
-            yarn_orig_ctx: None,
-            yarn_ext_factor: None,
-            yarn_attn_factor: None,
-            yarn_beta_slow: None,
-            yarn_beta_fast: None,
-            override_kv: Vec::new(),
-            check_tensors: false,
-            load_mode: None,
-            kv_offload: OnOff::On,
-            op_offload: OnOff::On,
-            repack: OnOff::On,
-            no_host: false,
-            numa: None,
-            poll: 1,
-            prio: 0,
-            cpu_mask: None,
-            cpu_range: None,
-            cpu_strict: OnOff::Off,
-        }
-    }
-}
-
 impl TuningFlags {
     /// Returns the factor of the rotary frequencies.
     #[must_use]
@@ -272,6 +243,7 @@ fn positive(text: &str) -> Result<f32, String> {
 #[cfg(test)]
 mod tests {
     use super::{CpuSet, MetadataOverride, OverrideValue, TuningFlags, range};
+    use crate::config::flags::default_flags;
 
     #[test]
     fn cpu_sets_parse_from_masks_and_ranges() {
@@ -286,8 +258,7 @@ mod tests {
         for invalid in ["3", "4-2", "0-512", "a-b"] {
             assert!(range(invalid).is_err(), "{invalid}");
         }
-        let flags =
-            TuningFlags { cpu_mask: Some(CpuSet(vec![1, 3])), cpu_range: range("2-3").ok(), ..Default::default() };
+        let flags = TuningFlags { cpu_mask: Some(CpuSet(vec![1, 3])), cpu_range: range("2-3").ok(), ..default_flags() };
         assert_eq!(flags.processors(), [1, 2, 3]);
     }
 
@@ -307,7 +278,7 @@ mod tests {
 
     #[test]
     fn rope_scale_is_the_reciprocal_of_the_frequency_scale() {
-        assert_eq!(TuningFlags { rope_scale: Some(4.0), ..Default::default() }.frequency_scale(), Some(0.25));
-        assert_eq!(TuningFlags { rope_freq_scale: Some(0.5), ..Default::default() }.frequency_scale(), Some(0.5));
+        assert_eq!(TuningFlags { rope_scale: Some(4.0), ..default_flags() }.frequency_scale(), Some(0.25));
+        assert_eq!(TuningFlags { rope_freq_scale: Some(0.5), ..default_flags() }.frequency_scale(), Some(0.5));
     }
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 
 /// Environment variables of Vertex AI.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct VertexFlags {
     /// `PREDICTION` adds the prediction route.
     #[arg(long, env = "AIP_MODE", hide = true)]
@@ -14,7 +14,7 @@ pub struct VertexFlags {
     /// Path that responds like `/health`.
     #[arg(long, env = "AIP_HEALTH_ROUTE", hide = true)]
     aip_health_route: Option<String>,
-    /// Port to listen on, instead of --port.
+    /// Port to listen on, instead of that of --listen and --port.
     #[arg(long, env = "AIP_HTTP_PORT", hide = true)]
     aip_http_port: Option<u16>,
 }

@@ -1,7 +1,7 @@
 use super::experiments::ActiveExperiments;
 use super::request_metrics::RequestMetrics;
 use super::socket::Sockets;
-use super::{ApiError, ErrorCode, Loaded, ModelRegistry};
+use super::{ApiError, ErrorCode, LoadedModel, ModelRegistry};
 use crate::config::{Config, Credentials};
 use crate::engine::Engine;
 use crate::events::Scope;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 /// State shared by all handlers; cheap to clone.
 ///
 /// The server accepts connections before models and database are ready. Handlers call [`App::store`] and
-/// [`App::loaded`] and return their 503 until then.
+/// [`App::get_or_load`] and return their 503 until then.
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
@@ -102,23 +102,23 @@ impl App {
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded; 429 if it cannot be loaded because `--models-max` models are
     /// in use; 503 if loading failed and while the server starts or stops.
-    pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+    pub async fn get_or_load(&self, name: Option<&str>) -> Result<LoadedModel, ApiError> {
         self.ready()?;
         self.require_models_configured().await?;
-        self.0.models.loaded(name).await
+        self.0.models.get_or_load(name).await
     }
 
     /// Returns the model of a read-only request if it is loaded; such requests never load or unload models, but wake a
     /// sleeping one.
     ///
     /// # Errors
-    /// Same as [`App::loaded`].
-    pub async fn loaded_for_read(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+    /// Same as [`App::get_or_load`].
+    pub async fn get_or_wake(&self, name: Option<&str>) -> Result<LoadedModel, ApiError> {
         self.ready()?;
         self.require_models_configured().await?;
-        let entry = self.0.models.find_entry(name)?;
+        let entry = self.0.models.entry_for_request(name)?;
         if entry.wakes_for_reads() {
-            return self.0.models.loaded(name).await;
+            return self.0.models.get_or_load(name).await;
         }
         entry.ready().cloned().ok_or_else(|| entry.not_loaded())
     }
@@ -149,18 +149,18 @@ impl App {
     /// # Errors
     /// 503 with the reason otherwise.
     pub fn ready(&self) -> Result<(), ApiError> {
-        if self.state() == ServerState::Ready { Ok(()) } else { Err(self.no_model()) }
+        if self.state() == ServerState::Ready { Ok(()) } else { Err(self.unavailable_error()) }
     }
 
     /// Returns the default model if it is ready.
     ///
     /// # Errors
     /// 503 if it is not ready, and when the server stops.
-    pub fn default_model(&self) -> Result<Loaded, ApiError> {
+    pub fn default_model(&self) -> Result<LoadedModel, ApiError> {
         if matches!(self.state(), ServerState::Stopping | ServerState::Stopped) {
             return Err(self.not_ready());
         }
-        self.0.models.default_model().ok_or_else(|| self.no_model())
+        self.0.models.default_model().ok_or_else(|| self.unavailable_error())
     }
 
     /// Returns the default model's engine.
@@ -291,7 +291,7 @@ impl App {
     }
 
     /// Returns the error for a request that needs a model, while none is loaded or the server stops.
-    fn no_model(&self) -> ApiError {
+    fn unavailable_error(&self) -> ApiError {
         let error = self.not_ready();
         match self.state() {
             ServerState::Loading(_) | ServerState::Ready => error.code(ErrorCode::NoModel),

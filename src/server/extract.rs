@@ -19,7 +19,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let query = axum::extract::Query::from_request_parts(parts, state).await;
-        query.map(|query| Self(query.0)).map_err(|rejection| ApiError::from_query(&rejection, Some(&parts.uri)))
+        query.map(|query| Self(query.0)).map_err(|rejection| ApiError::from_query(&rejection, &parts.uri))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The messages and settings of a conversation, the request for its next answer, and its file format.
 
+use crate::cli::replace_file::replace_file;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -149,13 +150,9 @@ impl ChatTranscript {
 
     /// Writes the conversation to a file. If the file is new, only its owner can read it.
     pub fn save(&self, path: &Path) -> anyhow::Result<()> {
-        use std::io::Write;
-        use std::os::unix::fs::OpenOptionsExt;
         let saved = ConversationFile { thunder_chat: VERSION, conversation: self.clone() };
         let text = serde_json::to_string_pretty(&saved)?;
-        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
-        file.and_then(|mut file| file.write_all(text.as_bytes()))
-            .with_context(|| format!("cannot write {}", path.display()))
+        replace_file(path, text.as_bytes())
     }
 
     /// Reads a file written by [`ChatTranscript::save`].

@@ -10,6 +10,7 @@ mod screen;
 mod state;
 mod tools;
 
+use super::given_flags::GivenFlags;
 use super::run_target::{DatabaseUse, RunTargetArgs};
 use super::signals::EndSignals;
 use chat_loop::ChatLoop;
@@ -24,9 +25,9 @@ use std::process::ExitCode;
 
 /// Chat with the model: streamed answers, history, mods, tools, replays; /help lists the commands
 ///
-/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --hf-repo,
-/// --model-url, --data-dir, --database-url or a mod given as a file it always runs in this process. From a pipe it reads
-/// one message per line and writes the answers to standard output.
+/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With a mod given as a file, or
+/// a flag of the engine or the database on the command line, such as --model, --ctx-size or --data-dir, it always runs in
+/// this process. From a pipe it reads one message per line and writes the answers to standard output.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// System message
@@ -57,15 +58,12 @@ pub struct Args {
     target: RunTargetArgs,
 }
 
-/// Runs the chat until the user ends it. `is_given` returns true for flags given on the command line.
-pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+/// Runs the chat until the user ends it.
+pub async fn chat(args: Args, given: GivenFlags, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let conversation = build_conversation(&args)?;
-    let reader = InputReader::new(args.target.data.clone().config()?.dir.join("chat_history"))?;
-    let (target, mods) =
-        match signals.run_until_signal(args.target.open(&args.mods, DatabaseUse::Shared, is_given)).await {
-            Ok(opened) => opened?,
-            Err(code) => return Ok(code),
-        };
+    let reader = InputReader::new(given.data(args.target.data.clone()).config()?.dir.join("chat_history"))?;
+    let open = args.target.open(&args.mods, DatabaseUse::LeaveToServer, &given);
+    let (target, mods) = signals.run_until_signal(open).await??;
     // From now on, Ctrl-C stops an answer; at the prompt it ends the program.
     let mut signals = signals.without_interrupt();
     let attention = !args.no_attention && args.target.engine.captures_attention() && target.can_record_attention();
@@ -85,8 +83,8 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
         // closed.
         let _ = termios::tcsetattr(stdin(), SetArg::TCSANOW, &before);
     }
-    let closed = signals.run_until_signal(Box::pin(chat.close())).await;
-    closed.and(result).unwrap_or_else(Ok)
+    signals.run_until_signal(Box::pin(chat.close())).await?;
+    result?
 }
 
 /// Builds the conversation from the flags.

@@ -2,6 +2,7 @@
 //! processing with it. If the state cannot be saved or restored, only that time is lost.
 
 use crate::cli::client::Server;
+use crate::cli::replace_file::replace_file;
 use anyhow::Context;
 use reqwest::Method;
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
@@ -20,13 +21,9 @@ pub fn state_path(path: &Path) -> PathBuf {
 /// Saves the state of a slot in a file next to a conversation, and returns its size in bytes. If the file is new, only its
 /// owner can read it.
 pub async fn save(server: &Server, slot: u64, conversation: &Path) -> anyhow::Result<usize> {
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
     let request = server.request(Method::POST, &format!("/slots/{slot}?action=save-state"));
     let state = server.send(request.header(ACCEPT, BINARY)).await?.bytes().await?;
-    let path = state_path(conversation);
-    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
-    file.and_then(|mut file| file.write_all(&state)).with_context(|| format!("cannot write {}", path.display()))?;
+    replace_file(&state_path(conversation), &state)?;
     Ok(state.len())
 }
 

@@ -1,4 +1,5 @@
 use crate::cli::output;
+use crate::cli::table::format_table;
 use crate::config::flags::DataFlags;
 use crate::store::SpoolStatus;
 use crate::store::admin::{DatabaseStatus, NodeStatus, PartitionUnit, TablePlacement};
@@ -94,17 +95,10 @@ fn spool(spool: &SpoolStatus) -> String {
     text
 }
 
-/// Appends a table whose last `numeric` columns are aligned right, the others left.
-fn push_table<const N: usize>(out: &mut String, head: [&str; N], numeric: usize, rows: Vec<[String; N]>) {
-    let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
-    let widths: Vec<usize> = (0..N).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
-    for row in rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-            if column + numeric < N { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
-        let line = cells.collect::<Vec<_>>().join("  ");
-        let _ = writeln!(out, "{}", line.trim_end());
-    }
+/// Appends a table whose last `numeric` columns are aligned right.
+fn push_table<const N: usize>(out: &mut String, head: [&str; N], numeric: usize, mut rows: Vec<[String; N]>) {
+    rows.insert(0, head.map(str::to_owned));
+    out.push_str(&format_table(&rows, numeric));
 }
 
 fn size(bytes: u64) -> String {

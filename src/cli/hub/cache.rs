@@ -5,6 +5,7 @@ use super::is_safe_path;
 use super::remote::{RemoteFile, is_commit};
 use super::selection::{HasPath, is_repository};
 use anyhow::Context as _;
+use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -62,19 +63,30 @@ impl Cache {
         Ok(names)
     }
 
-    /// Returns the files of a repository's current version, sorted by path.
-    pub fn files(&self, repository: &str) -> anyhow::Result<Vec<CachedFile>> {
+    /// Returns the files of each version of a repository, sorted by path: the current version, then the others, the newest
+    /// first. A version has only the files that were downloaded, so an older one may have a file that the current one lacks.
+    pub fn versions(&self, repository: &str) -> anyhow::Result<Vec<Vec<CachedFile>>> {
         let repository = self.repository(repository);
-        let Some(commit) = current_commit(&repository) else { return Ok(Vec::new()) };
-        let snapshot = repository.join("snapshots").join(commit);
-        let mut files = Vec::new();
-        let read = collect(&snapshot, &snapshot, &mut files);
-        match read {
+        let Some(current) = current_commit(&repository) else { return Ok(Vec::new()) };
+        let snapshots = repository.join("snapshots");
+        let cannot_read = || format!("cannot read {}", snapshots.display());
+        let entries = match fs::read_dir(&snapshots) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            read => read.with_context(|| format!("cannot read {}", snapshot.display()))?,
-        }
-        files.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(files)
+            entries => entries.with_context(cannot_read)?,
+        };
+        let mut versions: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        versions.retain(|version| version.is_dir());
+        versions.sort_by_cached_key(|version| {
+            let changed = version.metadata().and_then(|folder| folder.modified()).ok();
+            Reverse((version.ends_with(&current), changed))
+        });
+        let read = |version: PathBuf| {
+            let mut files = Vec::new();
+            collect(&version, &version, &mut files).with_context(cannot_read)?;
+            files.sort_by(|a: &CachedFile, b| a.path.cmp(&b.path));
+            anyhow::Ok(files)
+        };
+        versions.into_iter().map(read).collect()
     }
 
     /// Returns the folder of a version, and creates it if it is missing.
@@ -142,7 +154,7 @@ impl VersionFolder {
         Ok(path)
     }
 
-    /// Makes this the version that is used offline.
+    /// Makes this the current version, which offline use prefers.
     pub fn set_current(&self) -> anyhow::Result<()> {
         let path = self.repository.join("refs/main");
         let partial = self.repository.join(format!("refs/.main-{}", std::process::id()));

@@ -18,25 +18,54 @@ use anyhow::{Context as _, bail};
 use cache::Cache;
 use remote::Remote;
 use selection::{FileSelector, HasPath as _};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The use of a cached version whose download fails, for example without network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheFallback {
+    /// The cached version is used.
+    Allowed,
+    /// The failure is an error.
+    Never,
+}
 
 /// Downloads the model that the flags name, unless it is in the cache, and sets it as the model file.
 pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
-    if engine.hub.hf_file.is_some() && engine.hub.hf_repo.is_none() {
-        bail!("--hf-file needs a repository; set it with --hf-repo");
-    }
-    if engine.hub.names_model() {
-        let progress = Progress::new(None);
-        let downloaded = download(&engine.hub, true, &progress.task()).await;
-        progress.end();
-        engine.model = downloaded?.into_iter().next();
+    check(&engine.hub)?;
+    let progress = Progress::new(None);
+    let downloaded = model_file(&engine.hub, &progress).await;
+    progress.end();
+    if let Some(file) = downloaded? {
+        engine.model = Some(file);
     }
     Ok(())
 }
 
-/// Downloads a model unless it is in the cache, and returns its files, the first part first. With `or_cached`, a cached
-/// version is used if the download fails.
-pub async fn download(flags: &HubFlags, or_cached: bool, progress: &TaskProgress) -> anyhow::Result<Vec<PathBuf>> {
+/// Checks that the flags do not contradict each other.
+pub fn check(flags: &HubFlags) -> anyhow::Result<()> {
+    if flags.hf_file.is_some() && flags.hf_repo.is_none() {
+        bail!("--hf-file needs a repository; set it with --hf-repo");
+    }
+    Ok(())
+}
+
+/// Downloads the model that the flags name, unless it is in the cache. Returns its first file; `None` if the flags name no
+/// model.
+pub async fn model_file(flags: &HubFlags, progress: &Arc<Progress>) -> anyhow::Result<Option<PathBuf>> {
+    if !flags.names_model() {
+        return Ok(None);
+    }
+    Ok(download(flags, CacheFallback::Allowed, &progress.task()).await?.into_iter().next())
+}
+
+/// Downloads a model unless it is in the cache, and returns its files, the first part first.
+pub async fn download(
+    flags: &HubFlags,
+    fallback: CacheFallback,
+    progress: &TaskProgress,
+) -> anyhow::Result<Vec<PathBuf>> {
     let cache = Cache::new(HubFlags::cache_dir()?);
     let (repository, wanted) = select(flags)?;
     if flags.offline {
@@ -64,7 +93,7 @@ pub async fn download(flags: &HubFlags, or_cached: bool, progress: &TaskProgress
         anyhow::Ok(paths)
     };
     match online.await {
-        Err(error) if or_cached => match cached(flags) {
+        Err(error) if fallback == CacheFallback::Allowed => match cached(flags) {
             Ok(Some(files)) => {
                 tracing::warn!("using the cached version: {error:#}");
                 Ok(files)
@@ -87,9 +116,15 @@ fn select(flags: &HubFlags) -> anyhow::Result<(String, FileSelector)> {
 /// Returns the files of the selected model in the cache, the first part first; `None` if the cache lacks it.
 fn cached(flags: &HubFlags) -> anyhow::Result<Option<Vec<PathBuf>>> {
     let (repository, wanted) = select(flags)?;
-    let files = Cache::new(HubFlags::cache_dir()?).files(&repository)?;
-    let Some(chosen) = wanted.choose(&files) else { return Ok(None) };
-    Ok(Some(chosen?.into_iter().map(|file| file.file.clone()).collect()))
+    let mut incomplete = None;
+    for files in Cache::new(HubFlags::cache_dir()?).versions(&repository)? {
+        match wanted.choose(&files) {
+            Some(Ok(chosen)) => return Ok(Some(chosen.into_iter().map(|file| file.file.clone()).collect())),
+            Some(Err(error)) => incomplete = incomplete.or(Some(error)),
+            None => {}
+        }
+    }
+    incomplete.map_or(Ok(None), Err)
 }
 
 /// Returns the arguments of `thunder models pull` for the selected model if a start of the server would download it because
@@ -114,20 +149,26 @@ pub struct CachedModel {
     pub file: PathBuf,
 }
 
-/// Returns the folder of the cache and the complete models in it.
+/// Returns the folder of the cache and the complete models in it. Of a file with several versions, the one that is used
+/// offline.
 pub fn cached_models() -> anyhow::Result<(PathBuf, Vec<CachedModel>)> {
     let cache = Cache::new(HubFlags::cache_dir()?);
     let mut models = Vec::new();
     for repository in cache.repositories()? {
-        let files = cache.files(&repository)?;
-        for first in files.iter().filter(|file| selection::is_model(file.path())) {
-            let Some(Ok(parts)) = FileSelector::File(first.path().to_owned()).choose(&files) else { continue };
-            let quantization = selection::quantization(first.path());
-            models.push(CachedModel {
-                name: quantization.map_or_else(|| repository.clone(), |word| format!("{repository}:{word}")),
-                bytes: parts.iter().filter_map(|part| Some(part.file.metadata().ok()?.len())).sum(),
-                file: first.file.clone(),
-            });
+        let mut listed = HashSet::new();
+        for files in cache.versions(&repository)? {
+            for first in files.iter().filter(|file| selection::is_model(file.path())) {
+                let Some(Ok(parts)) = FileSelector::File(first.path().to_owned()).choose(&files) else { continue };
+                if !listed.insert(first.path().to_owned()) {
+                    continue;
+                }
+                let quantization = selection::quantization(first.path());
+                models.push(CachedModel {
+                    name: quantization.map_or_else(|| repository.clone(), |word| format!("{repository}:{word}")),
+                    bytes: parts.iter().filter_map(|part| Some(part.file.metadata().ok()?.len())).sum(),
+                    file: first.file.clone(),
+                });
+            }
         }
     }
     Ok((cache.dir().to_owned(), models))

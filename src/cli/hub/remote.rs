@@ -1,9 +1,12 @@
 //! Requests to the hub, and to other file servers by URL.
 
 use super::is_safe_path;
-use super::selection::{FileSelector, HasPath, SplitName, is_gguf, split_name};
+use super::selection::{FileSelector, HasPath, is_gguf};
+use crate::cli::trust::install_tls_provider;
 use crate::config::flags::Secret;
 use crate::events::hex;
+use crate::model::{SplitName, split_name};
+use crate::server::root_cause;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::header::HeaderMap;
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url, redirect};
@@ -11,7 +14,6 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use std::time::Duration;
-use tokio_rustls::rustls::crypto::ring;
 
 /// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -120,8 +122,7 @@ struct LfsPointer {
 impl Remote {
     /// Creates a client for the server at `endpoint`.
     pub fn new(endpoint: Url, token: Option<Secret>) -> anyhow::Result<Self> {
-        // An error means that a provider is already installed.
-        let _ = ring::default_provider().install_default();
+        install_tls_provider();
         let build = |redirects: redirect::Policy| {
             let builder = Client::builder().redirect(redirects).connect_timeout(CONNECT_TIMEOUT);
             // Ranges and checksums refer to the uncompressed file.
@@ -319,9 +320,5 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 /// Describes a failed request by its innermost cause.
 pub fn unreachable(url: &Url, error: &reqwest::Error) -> anyhow::Error {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    anyhow!("{} does not answer: {cause}", url.host_str().unwrap_or_default())
+    anyhow!("{} does not answer: {}", url.host_str().unwrap_or_default(), root_cause(error))
 }

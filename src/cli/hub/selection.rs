@@ -1,5 +1,6 @@
 //! Choice of a model's files, as llama-server chooses them.
 
+use crate::model::{SplitName, split_name};
 use anyhow::bail;
 use std::fmt;
 use std::path::Path;
@@ -98,28 +99,6 @@ pub fn quantization(path: &str) -> Option<String> {
     let word = stem.rsplit(['-', '.']).next().filter(|word| word.len() < stem.len())?;
     let is_word = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     is_word.then(|| word.to_ascii_uppercase())
-}
-
-/// The name of a part of a split model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SplitName<'a> {
-    /// The path up to the number.
-    pub prefix: &'a str,
-    /// Number of this part, from 1.
-    pub index: u32,
-    /// Number of parts.
-    pub count: u32,
-}
-
-/// Parses the path `PREFIX-00001-of-00003.gguf`.
-pub fn split_name(path: &str) -> Option<SplitName<'_>> {
-    let (rest, count) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (prefix, index) = rest.rsplit_once('-')?;
-    let number = |digits: &str| {
-        let is_number = digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| digits.parse().ok())?
-    };
-    Some(SplitName { prefix, index: number(index)?, count: number(count)? })
 }
 
 fn parts<'a, F: HasPath>(first: &'a F, files: &'a [F]) -> anyhow::Result<Vec<&'a F>> {

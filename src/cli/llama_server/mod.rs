@@ -80,16 +80,16 @@ pub(super) fn skip_flags(words: &[OsString], mut at: usize) -> usize {
     at
 }
 
-/// Returns notes about llama-server's environment variables that are set but ignored.
-pub(super) fn ignored_variable_notes(set: impl Iterator<Item = OsString>) -> Vec<String> {
-    let names = set.filter_map(|name| name.into_string().ok());
-    let mut notes: Vec<String> =
-        names.filter(|name| name.starts_with("LLAMA_ARG_")).filter_map(|name| note(&name)).collect();
+/// Returns notes about llama-server's environment variables that are set but ignored. `set` has names and values.
+pub(super) fn ignored_variable_notes(set: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let texts = set.filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
+    let of_llama_server = texts.filter(|(name, _)| name.starts_with("LLAMA_ARG_"));
+    let mut notes: Vec<String> = of_llama_server.filter_map(|(name, value)| note(&name, &value)).collect();
     notes.sort();
     notes
 }
 
-fn note(name: &str) -> Option<String> {
+fn note(name: &str, value: &str) -> Option<String> {
     if VARIABLES.iter().any(|(_, llama_variable)| *llama_variable == name) {
         return None;
     }
@@ -97,6 +97,9 @@ fn note(name: &str) -> Option<String> {
         FOREIGN_FLAGS.iter().find(|foreign| foreign.variables.contains(&name))
     {
         return match treatment {
+            FlagTreatment::Silent if ["0", "false", "off", "disabled"].contains(&value) => {
+                negative_note(&format!("{name}={value}"), first)
+            }
             FlagTreatment::Silent => None,
             FlagTreatment::NoEffect(reason) => Some(format!("{name} has no effect: {reason}")),
             FlagTreatment::Refused(remedy) => {
@@ -109,6 +112,18 @@ fn note(name: &str) -> Option<String> {
         return Some(format!("{name} has no effect; use {positive}=0"));
     }
     Some(format!("{name} has no effect: unknown variable; thunder serve --help lists the supported variables"))
+}
+
+/// Returns the note about a variable that disables what a flag enables: that about the negative flag, e.g. `--no-jinja`.
+fn negative_note(variable: &str, flag: &str) -> Option<String> {
+    let negative = flag.replacen("--", "--no-", 1);
+    if SPELLINGS.iter().any(|(_, supported)| *supported == negative) {
+        return Some(format!("{variable} has no effect; use {negative}"));
+    }
+    match FOREIGN_FLAGS.iter().find(|foreign| foreign.names.contains(&negative.as_str()))?.treatment {
+        FlagTreatment::NoEffect(reason) => Some(format!("{variable} has no effect: {reason}")),
+        FlagTreatment::Silent | FlagTreatment::Refused(_) => None,
+    }
 }
 
 /// Returns the arguments in clap's form.
@@ -161,6 +176,7 @@ mod tests {
     use super::super::Cli;
     use super::foreign::{FOREIGN_FLAGS, Values};
     use super::{SPELLINGS, VARIABLES, command_line, ignored_variable_notes, with_environment};
+    use crate::config::LoadMode;
     use clap::{CommandFactory, Parser};
     use std::ffi::OsString;
 
@@ -205,7 +221,7 @@ mod tests {
                 }
             }
             if variable.starts_with("LLAMA_ARG_") {
-                let notes = ignored_variable_notes(std::iter::once(variable.into()));
+                let notes = ignored_variable_notes(std::iter::once((variable.into(), "1".into())));
                 assert!(!notes.iter().any(|note| note.contains("unknown variable")), "{row}: {notes:?}");
             }
         }
@@ -252,7 +268,8 @@ mod tests {
 
     #[test]
     fn ignored_variables_are_reported() {
-        let notes = |name: &str| ignored_variable_notes(std::iter::once(name.into()));
+        let notes_of = |name: &str, value: &str| ignored_variable_notes(std::iter::once((name.into(), value.into())));
+        let notes = |name| notes_of(name, "1");
         assert_eq!(notes("LLAMA_ARG_CTX_SIZE"), [""; 0]);
         assert_eq!(notes("PATH"), [""; 0]);
         assert_eq!(notes("LLAMA_ARG_JINJA"), [""; 0]);
@@ -265,6 +282,11 @@ mod tests {
             let notes = notes(name);
             assert!(notes.len() == 1 && notes[0].contains(name) && notes[0].contains(word), "{notes:?}");
         }
+        assert_eq!(notes_of("LLAMA_ARG_UI", "0"), ["LLAMA_ARG_UI=0 has no effect; use --no-ui"]);
+        for (name, word) in [("LLAMA_ARG_JINJA", "always rendered"), ("LLAMA_ARG_CONT_BATCHING", "--parallel 1")] {
+            assert!(notes_of(name, "false")[0].contains(word), "{name}");
+        }
+        assert_eq!(notes_of("LLAMA_ARG_PERF", "0"), [""; 0]);
     }
 
     #[test]
@@ -282,6 +304,20 @@ mod tests {
         let serve = matches.subcommand_matches("serve").unwrap();
         assert_eq!(serve.get_one::<u16>("port"), Some(&2));
         assert_eq!(serve.get_raw("api_keys").unwrap().count(), 2);
+    }
+
+    #[test]
+    fn last_flag_for_the_loading_of_weights_applies() {
+        let mode = |flags: &str| {
+            let line = format!("thunder serve {flags}");
+            let words = command_line(line.split_whitespace().map(OsString::from)).unwrap().words;
+            let matches = with_environment(Cli::command(), |_| false).try_get_matches_from(words).unwrap();
+            matches.subcommand_matches("serve").unwrap().get_one::<LoadMode>("load_mode").copied()
+        };
+        assert_eq!(mode(""), None);
+        assert_eq!(mode("--no-mmap"), Some(LoadMode::None));
+        assert_eq!(mode("--no-mmap --mmap"), Some(LoadMode::Auto));
+        assert_eq!(mode("--load-mode mlock --no-mmap"), Some(LoadMode::None));
     }
 
     #[test]

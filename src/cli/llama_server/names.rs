@@ -54,6 +54,7 @@ pub(super) const SPELLINGS: &[(&str, &str)] = &[
     ("-nr", "--repack=off"),
     ("--no-webui", "--no-ui"),
     ("--mmap", "--load-mode=mmap"),
+    ("--no-mmap", "--load-mode=none"),
     ("-mm", "--mmproj"),
     ("--no-mmproj-offload", "--mmproj-offload=off"),
 ];

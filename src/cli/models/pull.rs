@@ -1,4 +1,4 @@
-use crate::cli::hub;
+use crate::cli::hub::{self, CacheFallback};
 use crate::cli::output;
 use crate::cli::progress::Progress;
 use crate::config::hub::HubFlags;
@@ -23,7 +23,7 @@ pub async fn pull(args: Args) -> anyhow::Result<ExitCode> {
     let mut flags = args.hub;
     flags.hf_repo = args.repository.or(flags.hf_repo);
     let progress = Progress::new(None);
-    let files = hub::download(&flags, false, &progress.task()).await;
+    let files = hub::download(&flags, CacheFallback::Never, &progress.task()).await;
     progress.end();
     if let Some(first) = files?.first() {
         output::print_line(first.display())?;

@@ -1,11 +1,12 @@
-use crate::cli::client::{ServerArgs, find_given};
+use crate::cli::client::ServerArgs;
+use crate::cli::given_flags::GivenFlags;
 use crate::cli::output;
+use crate::cli::table::format_table;
 use crate::mods::{ModFolder, ModRegistry};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use unicode_width::UnicodeWidthStr;
 
 /// List the mods of the running server, or the local ones if there is no server or --mods-dir is given
 #[derive(Debug, clap::Args)]
@@ -20,10 +21,9 @@ pub struct Args {
     server: ServerArgs,
 }
 
-/// Prints the list. `is_given` returns true for flags given on the command line.
-pub async fn list(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
-    let local_flag = find_given(&["mods_dir"], &is_given);
-    let list: Value = match args.server.find_unless(local_flag, is_given).await? {
+/// Prints the list.
+pub async fn list(args: Args, given: &GivenFlags) -> anyhow::Result<ExitCode> {
+    let list: Value = match args.server.find_unless(given.engine.as_deref(), given).await? {
         Some(server) => server.send(server.request(Method::GET, "/v1/mods")).await?.json().await?,
         None => local_mods(args.mods_dir).await?,
     };
@@ -31,14 +31,9 @@ pub async fn list(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result
         output::print_line(list)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let rows: Vec<[String; 6]> = list["mods"].as_array().into_iter().flatten().map(row).collect();
     let head = ["NAME", "ORIGIN", "VERSION", "STATE", "CALLS", "DESCRIPTION"].map(str::to_owned);
-    let width = |column: usize| rows.iter().chain([&head]).map(|row| row[column].width()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..head.len() - 1).map(width).collect();
-    for row in [&head].into_iter().chain(&rows) {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.width())));
-        output::print_line(format_args!("{}  {}", cells.collect::<Vec<_>>().join("  "), row[head.len() - 1]))?;
-    }
+    let mods = list["mods"].as_array().into_iter().flatten().map(row);
+    output::print(format_table(&std::iter::once(head).chain(mods).collect::<Vec<_>>(), 0))?;
     for problem in list["problems"].as_array().into_iter().flatten() {
         eprintln!("thunder: {}", problem["message"].as_str().unwrap_or("?"));
     }

@@ -8,6 +8,7 @@ mod push;
 mod source;
 mod test;
 
+use super::given_flags::GivenFlags;
 use clap::Subcommand;
 use std::process::ExitCode;
 
@@ -27,15 +28,14 @@ enum Command {
     Test(Box<test::Args>),
 }
 
-/// Runs one of the commands. Exit codes: 0 success, 1 a problem of the mod, 2 the command could not run. `is_given` returns
-/// true for flags given on the command line.
-pub async fn mods(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+/// Runs one of the commands. Exit codes: 0 success, 1 a problem of the mod, 2 the command could not run.
+pub async fn mods(args: Args, given: GivenFlags) -> anyhow::Result<ExitCode> {
     let done = match args.command {
         Command::New(args) => new::new(&args),
         Command::Check(args) => check::check(args).await,
-        Command::List(args) => list::list(args, is_given).await,
+        Command::List(args) => list::list(args, &given).await,
         Command::Push(args) => push::push(args).await,
-        Command::Test(args) => test::test(*args, is_given).await,
+        Command::Test(args) => test::test(*args, &given).await,
     };
     done.or_else(|error| {
         eprintln!("thunder: {error:#}");

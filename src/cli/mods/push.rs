@@ -1,9 +1,9 @@
 use super::source;
-use crate::cli::client::ServerArgs;
+use crate::cli::client::{ErrorResponse, ServerArgs};
 use crate::cli::{output, startup};
 use crate::mods::python::PythonMods;
 use anyhow::bail;
-use reqwest::Method;
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -60,10 +60,11 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
         let request = server.request(Method::POST, "/v1/mods").json(&body);
         let answer: Value = match server.send(request).await {
             Ok(response) => response.json().await?,
-            Err(error) => {
+            Err(error) if is_about_mod(&error) => {
                 eprintln!("thunder: {name}: {error:#}");
                 return Ok(ExitCode::FAILURE);
             }
+            Err(error) => return Err(error.context(name.clone())),
         };
         if args.json {
             answers.push(answer);
@@ -82,4 +83,18 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
         output::print_line(Value::from(answers))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns true if the server rejects the mod itself, and not the request, for example because of the API key.
+fn is_about_mod(error: &anyhow::Error) -> bool {
+    let status = error.downcast_ref::<ErrorResponse>().map(|response| response.status);
+    status.is_some_and(|status| {
+        matches!(
+            status,
+            StatusCode::BAD_REQUEST
+                | StatusCode::CONFLICT
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::UNPROCESSABLE_ENTITY
+        )
+    })
 }

@@ -1,7 +1,8 @@
 use super::{dry_run, source};
+use crate::cli::given_flags::GivenFlags;
 use crate::cli::run_target::RunTargetArgs;
 use crate::cli::{export, hub, output, startup};
-use crate::config::flags::{DataFlags, EngineFlags};
+use crate::config::flags::{DataFlags, EngineFlags, default_flags};
 use crate::config::{Config, EngineConfig, bundled_model};
 use crate::events::system;
 use crate::mods::ModFactory;
@@ -38,8 +39,8 @@ pub struct Args {
     target: RunTargetArgs,
 }
 
-/// Runs the tests, or the dry run. `is_given` returns true for flags given on the command line.
-pub async fn test(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+/// Runs the tests, or the dry run.
+pub async fn test(args: Args, given: &GivenFlags) -> anyhow::Result<ExitCode> {
     if !args.file.is_file() {
         bail!("there is no file {}", args.file.display());
     }
@@ -57,7 +58,7 @@ pub async fn test(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result
     };
     let mut documents = Vec::new();
     for run in &args.against {
-        documents.push((run.clone(), read_run(run, &args.target, &is_given).await?));
+        documents.push((run.clone(), read_run(run, &args.target, given).await?));
     }
     let (model, engine) = model(args.target.engine.clone(), &args.target.data).await?;
     let execute = move || dry_run::dry_run_all(&model, &engine, &*factory, config.as_ref(), &documents);
@@ -82,19 +83,19 @@ fn choose(mut found: Vec<Arc<dyn ModFactory>>, name: Option<&str>) -> anyhow::Re
     }
 }
 
-async fn read_run(run: &str, target: &RunTargetArgs, is_given: impl Fn(&str) -> bool) -> anyhow::Result<Document> {
+async fn read_run(run: &str, target: &RunTargetArgs, given: &GivenFlags) -> anyhow::Result<Document> {
     if Path::new(run).is_file() {
         let bytes = std::fs::read(run).with_context(|| format!("cannot read {run}"))?;
         return Document::parse(&bytes).with_context(|| run.to_owned());
     }
-    export::document(run, &target.server, target.data.clone(), is_given).await
+    export::document(run, &target.server, target.data.clone(), given).await
 }
 
 /// Returns the file of the model that provides the vocabulary, and the settings of the engine.
 async fn model(mut engine: EngineFlags, data: &DataFlags) -> anyhow::Result<(PathBuf, EngineConfig)> {
     hub::set_model(&mut engine).await?;
     // Validates the flags like the server.
-    let engine = Config::new(engine, data.clone(), &crate::config::flags::ServerFlags::default())?.engine;
+    let engine = Config::new(engine, data.clone(), &default_flags())?.engine;
     if let Some(path) = engine.model.clone() {
         return Ok((path, engine));
     }

@@ -42,12 +42,24 @@ pub fn request_id() -> Option<String> {
     REQUEST_ID.try_with(Clone::clone).ok()
 }
 
+/// Returns the innermost cause of an error, which names the reason of a failed connection.
+#[must_use]
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
 /// An error of an HTTP API.
 #[derive(Debug, Clone)]
 pub struct ApiError {
     kind: ErrorKind,
     detail: String,
     pointer: Option<Box<str>>,
+    /// True if `pointer` is the client's name of the field.
+    has_client_name: bool,
     did_you_mean: Option<Box<str>>,
     retry_after_s: Option<u64>,
     code: Option<ErrorCode>,
@@ -88,6 +100,7 @@ impl ApiError {
             kind,
             detail: detail.into(),
             pointer: None,
+            has_client_name: false,
             did_you_mean: None,
             retry_after_s: None,
             code: None,
@@ -136,6 +149,13 @@ impl ApiError {
     #[must_use]
     pub fn at(mut self, pointer: impl Into<String>) -> Self {
         self.pointer = Some(pointer.into().into_boxed_str());
+        self
+    }
+
+    /// Marks the invalid field as named like in the client's body, so [`Self::rename_field`] has no effect.
+    #[must_use]
+    pub const fn with_client_name(mut self) -> Self {
+        self.has_client_name = true;
         self
     }
 
@@ -211,11 +231,16 @@ impl ApiError {
         self.context
     }
 
-    /// Replaces a field's name with the name that the protocol's clients use.
+    /// Replaces the name of the invalid field by the client's.
     #[must_use]
-    pub fn rename_field(mut self, ours: &str, theirs: &str) -> Self {
-        self.detail = self.detail.replace(ours, theirs);
-        self.pointer = Some(theirs.into());
+    pub fn rename_field(mut self, name: &str) -> Self {
+        if self.has_client_name {
+            return self;
+        }
+        self.has_client_name = true;
+        if let Some(pointer) = self.pointer.replace(name.into()) {
+            self.detail = self.detail.replace(&format!("`{pointer}`"), &format!("`{name}`"));
+        }
         self
     }
 
@@ -300,9 +325,9 @@ impl IntoResponse for ApiError {
 
 impl ApiError {
     /// Converts the rejection of a query. `uri` contains the value that the client sent.
-    pub(super) fn from_query(rejection: &QueryRejection, uri: Option<&Uri>) -> Self {
+    pub(super) fn from_query(rejection: &QueryRejection, uri: &Uri) -> Self {
         let Some(failure) = Failure::find(rejection) else { return Self::bad_request(rejection.body_text()) };
-        let parameters = uri.and_then(|uri| Query::<Vec<(String, String)>>::try_from_uri(uri).ok());
+        let parameters = Query::<Vec<(String, String)>>::try_from_uri(uri).ok();
         let received = parameters.iter().flat_map(|Query(all)| all).find(|(name, _)| name == failure.path());
         failure.to_error(received.map(|(_, value)| value.as_str()))
     }
@@ -333,12 +358,6 @@ impl From<BytesRejection> for ApiError {
         }
         let cause = std::error::Error::source(&rejection).map_or_else(|| rejection.body_text(), ToString::to_string);
         Self::bad_request(format!("reading the body failed: {cause}"))
-    }
-}
-
-impl From<QueryRejection> for ApiError {
-    fn from(rejection: QueryRejection) -> Self {
-        Self::from_query(&rejection, None)
     }
 }
 

@@ -78,11 +78,6 @@ impl CellCounts {
         };
         *count += 1;
     }
-
-    /// Returns the number of cells that have ended.
-    pub(crate) const fn ended(&self) -> usize {
-        self.done + self.cancelled + self.failed + self.interrupted + self.deleted
-    }
 }
 
 /// The cells with one list of mods and one set of parameters.
@@ -185,7 +180,6 @@ mod tests {
         ];
         let summary = ExperimentSummary::new(grid, 8, &outcomes);
         assert_eq!((summary.counts.pending, summary.counts.done, summary.counts.failed), (5, 2, 1));
-        assert_eq!(summary.counts.ended(), 3);
         let means: Vec<_> = summary.variants.iter().map(|one| (one.failed, one.mean_tokens, one.mean_score)).collect();
         assert_eq!(means, [(0, Some(6.0), Some(0.5)), (1, None, None)]);
     }

@@ -1,6 +1,7 @@
 //! The models in the folder of `--models-dir` and its direct subfolders. A model has the name of its GGUF file.
 
 use super::{ModelEntry, ModelRegistry, ModelState};
+use crate::model::{SplitName, split_name};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -70,30 +71,23 @@ fn is_adapter_or_projector(path: &Path) -> bool {
 /// Returns the name of a file's model, or `None` if the file is not a separate model, such as a later part of a split
 /// model.
 fn name_of(path: &Path) -> Option<String> {
-    let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
+    let file = path.file_name()?.to_str()?;
+    let stem = file.strip_suffix(".gguf")?;
     if stem.starts_with("mmproj") || stem.is_empty() {
         return None;
     }
-    match split_part_name(stem) {
-        Some((name, 1)) => Some(name.to_owned()),
+    match split_name(file) {
+        Some(SplitName { prefix, index: 1, .. }) => Some(prefix.to_owned()),
         Some(_) => None,
         None => Some(stem.to_owned()),
     }
 }
 
-/// Returns name and number of a part named `name-00001-of-00003`.
-fn split_part_name(stem: &str) -> Option<(&str, u32)> {
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (name, number) = rest.rsplit_once('-')?;
-    let five = |digits: &str| digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    (five(count) && five(number)).then(|| Some((name, number.parse().ok()?)))?
-}
-
 /// Returns the default name of a model: its file's name without the extension.
 pub(super) fn default_name(path: &Path) -> String {
     let stem = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned());
-    match split_part_name(&stem) {
-        Some((name, 1)) => name.to_owned(),
+    match path.file_name().and_then(|file| split_name(file.to_str()?)) {
+        Some(SplitName { prefix, index: 1, .. }) => prefix.to_owned(),
         _ => stem,
     }
 }
@@ -124,5 +118,6 @@ mod tests {
             assert_eq!(named(other), None, "{other}");
         }
         assert_eq!(default_name(Path::new("/m/a-of-b.gguf")), "a-of-b");
+        assert_eq!(default_name(Path::new("/m/Kimi-K2-00001-of-00006.gguf")), "Kimi-K2");
     }
 }

@@ -1,13 +1,13 @@
 //! Loading: creates an engine from a GGUF file.
 
 use super::options::{encoder_settings, engine_options, model_options};
-use super::{Loaded, ModelEntry, ModelRegistry, ModelState, Models, folder};
+use super::{LoadedModel, ModelEntry, ModelRegistry, ModelState, Models, folder};
 use crate::config::{Config, bundled_model};
 use crate::engine::Engine;
 use crate::engine::encoder::Encoder;
-use crate::events::Recorder;
 use crate::model::llama::WeightFile;
 use crate::model::{Model, ModelError};
+use crate::recording::RecorderHandle;
 use crate::server::ApiError;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,13 +47,17 @@ impl LoadFailure {
 type Observer = dyn Fn(&str, LoadStep) + Send + Sync;
 
 impl ModelRegistry {
-    /// Registers the configured models. From now on engines can start, and their signals are sent to `recorder`.
+    /// Registers the configured models. The default one is the downloaded file, if there is one. From now on engines can
+    /// start, and their signals are sent to `recorder`.
     ///
     /// # Errors
     /// The bundled model could not be unpacked.
-    pub async fn open(&self, recorder: Recorder) -> Result<(), ModelError> {
+    pub async fn open(&self, downloaded: Option<PathBuf>, recorder: RecorderHandle) -> Result<(), ModelError> {
         *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
-        let path = default_path(&self.0.config).await?;
+        let path = match downloaded {
+            Some(path) => path,
+            None => configured_path(&self.0.config).await?,
+        };
         // llama-server names a model after its file, including the extension. Clients may have stored this name.
         let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
         let mut names = self.0.config.engine.alias.clone();
@@ -89,7 +93,7 @@ impl ModelRegistry {
     /// use.
     pub async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
         self.refresh().await;
-        let entry = self.named(name)?;
+        let entry = self.entry_by_name(name)?;
         match entry.state {
             ModelState::Ready(_) => {
                 return Err(ApiError::invalid("model", format!("the model '{}' is already loaded", entry.name)));
@@ -144,7 +148,7 @@ impl ModelRegistry {
         entry: &ModelEntry,
         cancelled: &AtomicBool,
         file: Option<WeightFile>,
-        started: Result<Loaded, ModelError>,
+        started: Result<LoadedModel, ModelError>,
     ) -> Result<(), ModelError> {
         let changed = self.change(&entry.name, |entry| {
             // Read under the lock, under which requests and the end of the server cancel loads.
@@ -177,7 +181,7 @@ impl ModelRegistry {
         entry: &ModelEntry,
         cancelled: &Arc<AtomicBool>,
         observe: Arc<Observer>,
-    ) -> Result<Loaded, ModelError> {
+    ) -> Result<LoadedModel, ModelError> {
         let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(recorder) = recorder else {
             return Err(load_error(&entry.path, "the model registry is not open"));
@@ -193,7 +197,9 @@ impl ModelRegistry {
         let model = Arc::new(model);
         let engine = Engine::start(Arc::clone(&model), options, recorder).await?;
         match Encoder::start(model, &settings).await {
-            Ok(encoder) => Ok(Loaded::new(engine, encoder, entry.aliases.clone(), config.chat_template.as_deref())),
+            Ok(encoder) => {
+                Ok(LoadedModel::new(engine, encoder, entry.aliases.clone(), config.chat_template.as_deref()))
+            }
             Err(error) => {
                 engine.stop().await;
                 Err(error)
@@ -247,7 +253,8 @@ impl ModelEntry {
     }
 }
 
-pub(super) async fn default_path(config: &Config) -> Result<PathBuf, ModelError> {
+/// Returns the configured file of the default model, or the bundled model.
+async fn configured_path(config: &Config) -> Result<PathBuf, ModelError> {
     if let Some(path) = &config.engine.model {
         return Ok(path.clone());
     }

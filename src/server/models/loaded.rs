@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 ///
 /// A clone keeps the model's memory allocated, so a handler holds it for one request only.
 #[derive(Clone)]
-pub struct Loaded(Arc<Inner>);
+pub struct LoadedModel(Arc<Inner>);
 
 struct Inner {
     aliases: Vec<String>,
@@ -25,17 +25,17 @@ struct Inner {
 
 /// A reference to a loaded model that does not keep its memory allocated.
 #[derive(Debug, Clone, Default)]
-pub struct WeakLoaded(Weak<Inner>);
+pub struct WeakLoadedModel(Weak<Inner>);
 
-impl WeakLoaded {
+impl WeakLoadedModel {
     /// Returns the model if it is still in memory.
     #[must_use]
-    pub fn upgrade(&self) -> Option<Loaded> {
-        self.0.upgrade().map(Loaded)
+    pub fn upgrade(&self) -> Option<LoadedModel> {
+        self.0.upgrade().map(LoadedModel)
     }
 }
 
-impl Loaded {
+impl LoadedModel {
     /// Creates a loaded model from its engine and encoder. `aliases` are additional names for requests. `template`
     /// replaces the model's own chat template.
     pub(super) fn new(engine: Engine, encoder: Encoder, aliases: Vec<String>, template: Option<&str>) -> Self {
@@ -51,8 +51,8 @@ impl Loaded {
 
     /// Returns a reference that does not keep the model in memory.
     #[must_use]
-    pub fn downgrade(&self) -> WeakLoaded {
-        WeakLoaded(Arc::downgrade(&self.0))
+    pub fn downgrade(&self) -> WeakLoadedModel {
+        WeakLoadedModel(Arc::downgrade(&self.0))
     }
 
     /// Returns the model's name, as used in responses and traces.
@@ -114,7 +114,7 @@ impl Loaded {
         .collect()
     }
 
-    /// Returns true if the threads are running. They end after [`Loaded::stop`] or a panic.
+    /// Returns true if the threads are running. They end after [`LoadedModel::stop`] or a panic.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.0.engine.is_running() && self.0.encoder.is_running()
@@ -157,9 +157,9 @@ impl Loaded {
     }
 }
 
-impl std::fmt::Debug for Loaded {
+impl std::fmt::Debug for LoadedModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Loaded").field(&self.name()).finish()
+        f.debug_tuple("LoadedModel").field(&self.name()).finish()
     }
 }
 

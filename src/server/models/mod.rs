@@ -1,7 +1,7 @@
 //! The models of a server, their state, and transitions between states.
 //!
 //! One of them is the default for requests without a model name. All others are found by name only; names from requests
-//! are never used as paths. A loaded model is a [`Loaded`]: an engine with its own decode thread and context, and the
+//! are never used as paths. A loaded model is a [`LoadedModel`]: an engine with its own decode thread and context, and the
 //! model's metadata. All engines send their signals to one recorder.
 
 mod draft;
@@ -18,7 +18,7 @@ mod tests;
 mod unload;
 
 pub use load::{LoadFailure, LoadStep};
-pub use loaded::{Loaded, WeakLoaded};
+pub use loaded::{LoadedModel, WeakLoadedModel};
 pub(crate) use names::{resolve, without_tag};
 pub use sessions::{InsufficientMemory, SessionClient, Sessions};
 pub use sleeping::{ModelView, SleepingModel};
@@ -26,7 +26,7 @@ pub use sleeping::{ModelView, SleepingModel};
 use super::{ApiError, ErrorCode, ErrorKind};
 use crate::config::Config;
 use crate::engine::Clock;
-use crate::events::Recorder;
+use crate::recording::RecorderHandle;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -47,9 +47,9 @@ pub enum ModelState {
     /// Its load was cancelled and has not ended yet.
     CancellingLoad,
     /// Accepts requests.
-    Ready(Loaded),
+    Ready(LoadedModel),
     /// Accepts no new requests; active runs may end.
-    Unloading(WeakLoaded),
+    Unloading(WeakLoadedModel),
     /// Loading failed.
     Failed(LoadFailure),
 }
@@ -86,7 +86,7 @@ struct Inner {
     /// Notified of every change of a state.
     changed: watch::Sender<()>,
     /// `None` after the server has stopped.
-    recorder: Mutex<Option<Recorder>>,
+    recorder: Mutex<Option<RecorderHandle>>,
     sessions: Sessions,
     config: Arc<Config>,
     clock: Clock,
@@ -96,7 +96,7 @@ struct Inner {
 
 /// Result of looking up a request's model.
 enum ModelLookup {
-    Ready(Loaded),
+    Ready(LoadedModel),
     /// It can be loaded under this name.
     Unloaded(String),
     /// Its last load failed, and another request may load it again.
@@ -138,17 +138,17 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// 404 for an unknown model.
-    pub fn named(&self, name: &str) -> Result<ModelEntry, ApiError> {
+    pub fn entry_by_name(&self, name: &str) -> Result<ModelEntry, ApiError> {
         let models = self.lock();
         let found = models.entries.iter().find(|entry| entry.names().any(|own| own == name));
         found.cloned().ok_or_else(|| models.unknown(name))
     }
 
-    /// Returns the model named by a request, as in [`ModelRegistry::loaded`], loaded or not.
+    /// Returns the model named by a request, as in [`ModelRegistry::get_or_load`], loaded or not.
     ///
     /// # Errors
     /// 404 for an unknown model.
-    pub fn find_entry(&self, requested: Option<&str>) -> Result<ModelEntry, ApiError> {
+    pub fn entry_for_request(&self, requested: Option<&str>) -> Result<ModelEntry, ApiError> {
         let models = self.lock();
         let index = models.find(requested, self.0.config.server.any_model_name)?;
         Ok(models.entries[index].clone())
@@ -162,7 +162,7 @@ impl ModelRegistry {
 
     /// Returns the default model if it is ready.
     #[must_use]
-    pub fn default_model(&self) -> Option<Loaded> {
+    pub fn default_model(&self) -> Option<LoadedModel> {
         self.lock().entries.first().and_then(ModelEntry::ready).cloned()
     }
 
@@ -173,7 +173,7 @@ impl ModelRegistry {
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if
     /// `--models-max` models are in use.
-    pub async fn loaded(&self, requested: Option<&str>) -> Result<Loaded, ApiError> {
+    pub async fn get_or_load(&self, requested: Option<&str>) -> Result<LoadedModel, ApiError> {
         let mut changed = self.changes();
         let mut rescanned = self.0.config.server.models.dir.is_none();
         let mut requested_load = false;
@@ -236,7 +236,7 @@ impl ModelRegistry {
     /// the runs.
     pub async fn stop(&self) {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let running: Vec<Loaded> = {
+        let running: Vec<LoadedModel> = {
             let models = self.lock();
             for entry in &models.entries {
                 if let ModelState::Loading { cancelled, .. } = &entry.state {
@@ -245,7 +245,7 @@ impl ModelRegistry {
             }
             models.entries.iter().filter_map(ModelEntry::in_memory).collect()
         };
-        futures::future::join_all(running.iter().map(Loaded::stop)).await;
+        futures::future::join_all(running.iter().map(LoadedModel::stop)).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Models> {
@@ -295,7 +295,7 @@ impl Models {
 impl ModelEntry {
     /// Returns the model if it is ready.
     #[must_use]
-    pub fn ready(&self) -> Option<&Loaded> {
+    pub fn ready(&self) -> Option<&LoadedModel> {
         match &self.state {
             ModelState::Ready(loaded) => Some(loaded),
             _ => None,
@@ -304,7 +304,7 @@ impl ModelEntry {
 
     /// Returns the model if it is ready, or if it is being unloaded and its runs may be active.
     #[must_use]
-    pub fn in_memory(&self) -> Option<Loaded> {
+    pub fn in_memory(&self) -> Option<LoadedModel> {
         match &self.state {
             ModelState::Ready(loaded) => Some(loaded.clone()),
             ModelState::Unloading(loaded) => loaded.upgrade(),

@@ -12,7 +12,7 @@ pub fn without_tag(text: &str) -> &str {
 
 /// Returns the longest of `names` with which `requested` begins, and the text after it. A slash must separate the two.
 /// A name with the same tag as `requested` takes precedence.
-fn split_name<'a, 'n>(requested: &'a str, names: impl Iterator<Item = &'n str>) -> Option<(&'n str, &'a str)> {
+fn longest_match<'a, 'n>(requested: &'a str, names: impl Iterator<Item = &'n str>) -> Option<(&'n str, &'a str)> {
     names
         .filter_map(|name| {
             let rest = requested.strip_prefix(without_tag(name))?;
@@ -26,8 +26,8 @@ fn split_name<'a, 'n>(requested: &'a str, names: impl Iterator<Item = &'n str>) 
 
 /// Returns the matching name in `names` and the text after it: names of mods separated by slashes.
 pub fn resolve<'a, 'n>(requested: &'a str, names: impl Iterator<Item = &'n str> + Clone) -> Option<(&'n str, &'a str)> {
-    split_name(requested, names.clone())
-        .or_else(|| requested.split_once('/').and_then(|(_publisher, rest)| split_name(rest, names)))
+    longest_match(requested, names.clone())
+        .or_else(|| requested.split_once('/').and_then(|(_publisher, rest)| longest_match(rest, names)))
 }
 
 #[cfg(test)]

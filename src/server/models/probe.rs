@@ -2,8 +2,8 @@
 //! files.
 
 use super::ModelRegistry;
-use crate::model::ModelError;
 use crate::model::llama::WeightFile;
+use crate::model::{ModelError, split_name};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl ModelRegistry {
         let cache = self.0.config.data.dir.join("cache").join("probes");
         // The attributes from before the check, so that a change during the check is noticed. The files of a split model are
         // checked every time, because the path names only the first.
-        let is_split = path.file_name().is_some_and(|name| name.to_string_lossy().contains("-of-"));
+        let is_split = path.to_str().and_then(split_name).is_some();
         let files = if is_split { None } else { WeightFile::new(path).ok().zip(WeightFile::new(program).ok()) };
         if files.as_ref().is_some_and(|(file, checker)| file.is_checked(&cache, checker)) {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Sleeping models: unloaded while idle, with the data to report until they are loaded again.
 
-use super::{Loaded, ModelEntry, ModelRegistry, ModelState};
+use super::{LoadedModel, ModelEntry, ModelRegistry, ModelState};
 use crate::engine::EngineStatus;
 use crate::server::ApiError;
 use serde_json::value::RawValue;
@@ -23,7 +23,7 @@ pub struct SleepingModel {
 #[derive(Debug)]
 pub enum ModelView {
     /// The model is in memory.
-    Loaded(Loaded),
+    Loaded(LoadedModel),
     /// The model is sleeping.
     Sleeping(Arc<SleepingModel>),
 }
@@ -34,14 +34,14 @@ impl ModelRegistry {
     /// # Errors
     /// 404 for an unknown model; 400 or 503 if it is neither loaded nor sleeping.
     pub fn view(&self, requested: Option<&str>) -> Result<ModelView, ApiError> {
-        let entry = self.find_entry(requested)?;
+        let entry = self.entry_for_request(requested)?;
         entry.view().ok_or_else(|| entry.not_loaded())
     }
 
     /// Returns the loaded models that no run uses, each with a counter that changes on use.
     pub(crate) fn idle(&self) -> Vec<(String, u64)> {
         let models = self.lock();
-        let idle = models.entries.iter().filter(|entry| entry.ready().is_some_and(Loaded::is_idle));
+        let idle = models.entries.iter().filter(|entry| entry.ready().is_some_and(LoadedModel::is_idle));
         idle.map(|entry| (entry.name.clone(), entry.last_used)).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Unloading: on request, and before another model is loaded.
 
 use super::load::RETRY_DELAY;
-use super::{LoadFailure, Loaded, ModelEntry, ModelRegistry, ModelState, SleepingModel};
+use super::{LoadFailure, LoadedModel, ModelEntry, ModelRegistry, ModelState, SleepingModel};
 use crate::model::llama::WeightFile;
 use crate::server::{ApiError, ErrorKind};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ impl ModelRegistry {
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded.
     pub fn begin_unload(&self, name: &str) -> Result<(), ApiError> {
-        let entry = self.named(name)?;
+        let entry = self.entry_by_name(name)?;
         let changed = self.change(&entry.name, |entry| {
             let was_sleeping = entry.sleeping.take().is_some();
             entry.stopped_early = false;
@@ -74,7 +74,7 @@ impl ModelRegistry {
         tokio::spawn(async move { registry.unload(name, loaded, failure).await });
     }
 
-    async fn unload(&self, name: String, loaded: Loaded, failure: Option<&'static str>) {
+    async fn unload(&self, name: String, loaded: LoadedModel, failure: Option<&'static str>) {
         let began = Instant::now();
         let grace = self.0.config.server.shutdown_grace;
         while loaded.is_busy() && began.elapsed() < grace {

@@ -167,7 +167,7 @@ pub fn dry_run(
         is_own_call: false,
         had_own_call: false,
         new_reply: None,
-        recorded_reply: RecordedReply::default(),
+        recorded_reply: ExpectedReply::default(),
         calls: 0,
         events: Vec::new(),
     };
@@ -209,7 +209,7 @@ fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> Res
 
 /// The recorded reply of the mod at an event.
 #[derive(Default)]
-struct RecordedReply {
+struct ExpectedReply {
     action: Option<RequestedAction>,
     exception: Option<String>,
 }
@@ -244,7 +244,7 @@ struct DryRun {
     /// The mod's reply at the newest event, until it is compared.
     new_reply: Option<ModReplyReport>,
     /// The recorded reply at the newest event.
-    recorded_reply: RecordedReply,
+    recorded_reply: ExpectedReply,
     /// Number of events with which the mod was called.
     calls: usize,
     /// Events with an action, an error or output.
@@ -262,7 +262,7 @@ impl DryRun {
                         return Ok(false);
                     }
                     self.sequence.apply_event(&event, &self.view.vocabulary)?;
-                    self.recorded_reply = RecordedReply::default();
+                    self.recorded_reply = ExpectedReply::default();
                     self.had_own_call = false;
                     self.undelivered = Some(event);
                 }

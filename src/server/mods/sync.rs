@@ -153,7 +153,7 @@ async fn import_newest(
         return Ok(None);
     };
     let result = match serde_json::from_value::<ModUpload>(version.upload.clone()) {
-        Ok(upload) => import(upload, python_for_uploads(app)).await,
+        Ok(upload) => import(upload, version.hash.clone(), python_for_uploads(app)).await,
         Err(error) => Err(ImportError::Server(ApiError::internal(error))),
     };
     Ok(Some(Imported { version, result }))

@@ -29,7 +29,7 @@ pub struct RegisterModResponse {
     unchanged: bool,
     /// The mod's description.
     description: String,
-    /// SHA-256 of the source.
+    /// Hash of the version: SHA-256 of the source, and of module and entrypoint if the upload names them.
     hash: String,
     /// True if runs can use it; a new version of a disabled mod is disabled too.
     enabled: bool,
@@ -46,7 +46,7 @@ pub async fn register_upload(
 ) -> Result<RegisterModResponse, ApiError> {
     let name = validate_upload(app, &upload)?;
     let store = app.store()?;
-    let factory = import(upload.clone(), python_for_uploads(app)).await?;
+    let factory = import(upload.clone(), upload.hash(), python_for_uploads(app)).await?;
     let described = factory.describe();
     let version = ModVersion {
         name: name.clone(),
@@ -121,9 +121,10 @@ impl From<ImportError> for ApiError {
     }
 }
 
-/// Imports a source in a worker.
+/// Imports a version of a mod in a worker. `hash` is that of [`ModUpload::load`].
 pub(crate) async fn import(
     upload: ModUpload,
+    hash: String,
     python: mods::python::PythonMods,
 ) -> Result<Arc<dyn ModFactory>, ImportError> {
     static WAITING: Semaphore = Semaphore::const_new(MAX_WAITING_UPLOADS);
@@ -133,6 +134,6 @@ pub(crate) async fn import(
     };
     let waiting = WAITING.try_acquire().map_err(|_| busy())?;
     let importing = IMPORT_PERMITS.acquire().await.map_err(|_| busy())?;
-    let loaded = run_with_permits((waiting, importing), move || upload.load(&python)).await;
+    let loaded = run_with_permits((waiting, importing), move || upload.load(hash, &python)).await;
     loaded.map_err(ImportError::Server)?.map_err(ImportError::Load)
 }

@@ -149,6 +149,6 @@ pub(crate) async fn load_version(app: &App, version: ModVersion, mod_ref: ModRef
     let python = app.registry().python();
     let policy = if python.policy == SandboxPolicy::Off { SandboxPolicy::Off } else { SandboxPolicy::All };
     let origin = if version.from_file { ModOrigin::File } else { ModOrigin::Uploaded };
-    let factory = import(upload, PythonMods { origin, policy, ..python }).await?;
+    let factory = import(upload, version.hash, PythonMods { origin, policy, ..python }).await?;
     Ok(SelectedMod { factory: app.registry().with_status(&mod_ref.name, factory), mod_ref })
 }

@@ -2,7 +2,7 @@
 
 use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
 use crate::server::error::RUN_ID;
-use crate::server::{ApiError, App, client_tls};
+use crate::server::{ApiError, App, client_tls, root_cause};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, Method, header};
 use axum::response::Response;
@@ -45,13 +45,4 @@ pub(crate) async fn forward(
         }
     }
     response.body(Body::from_stream(answer.bytes_stream())).map_err(ApiError::internal)
-}
-
-/// Returns the innermost cause of an error.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut deepest = error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
-    }
-    deepest.to_string()
 }

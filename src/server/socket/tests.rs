@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags, default_flags};
 use crate::config::{Config, LimitFlags, Size};
 use crate::mods::ModRegistry;
 use crate::server::auth::{self, Guard};
@@ -15,11 +15,11 @@ const PATH: &str = "/generate";
 
 /// Starts a server with one WebSocket that echoes messages; "bye" closes it, "flood" sends without end.
 async fn echo(change: impl FnOnce(&mut ServerFlags)) -> (App, SocketAddr) {
-    let limits = LimitFlags { max_message: Size(1 << 20), socket_ping: 20, ..LimitFlags::default() };
-    let mut flags = ServerFlags { limits, ..ServerFlags::default() };
+    let limits = LimitFlags { max_message: Size(1 << 20), socket_ping: 20, ..default_flags() };
+    let mut flags = ServerFlags { limits, ..default_flags() };
     change(&mut flags);
-    let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
-    let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
+    let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..default_flags() };
+    let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..default_flags() };
     let config = Config::new(engine, data, &flags).unwrap();
     let app = App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default);
     let handler = |upgrade: Upgrade| async move {
