@@ -10,9 +10,8 @@ mod response;
 mod stream;
 mod tools;
 
-use super::shared::{self, Fields};
-use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatStream, Conversation};
+use super::shared;
+use crate::api::shared::chat::{ChatStream, prepare_chat, stream_answers};
 use crate::api::shared::generation::{self, RunClient};
 use crate::events::Surface;
 use crate::server::{Access, App, Protocol};
@@ -24,7 +23,6 @@ use axum::response::{IntoResponse, Response};
 use error::AnthropicError;
 use request::MessagesBody;
 use response::{CountTokensResponse, MessageEvent, MessageResponse};
-use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -47,11 +45,12 @@ pub(super) fn protocol() -> Protocol {
 async fn messages(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, AnthropicError> {
     let body = shared::parse_json(&body?)?;
     let stop_sequences = request::stop_sequences(&body)?;
-    let body = request::to_chat(&body)?;
-    let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Anthropic).await?;
+    let (body, names) = request::to_chat(&body)?;
+    let started = ChatStream::parse_and_start(&client, &body, Surface::Anthropic).await;
+    let mut chat = started.map_err(|error| names.restore(error))?;
     let run = chat.run();
     let response = if chat.options.stream {
-        respond(chat, stream::MessageEventWriter::new(stop_sequences))
+        stream_answers(chat, stream::MessageEventWriter::new(stop_sequences))
     } else {
         while chat.next().await?.is_some() {}
         Json(MessageResponse::complete(&chat, &stop_sequences)).into_response()
@@ -68,8 +67,7 @@ async fn count_tokens(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<CountTokensResponse>, AnthropicError> {
-    let body = request::to_chat(&shared::parse_json(&body?)?)?;
-    let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let prepared = Conversation::parse(&app, Fields::new(&body)?.with_server_defaults(&app))?.prepare(&loaded).await?;
+    let (body, names) = request::to_chat(&shared::parse_json(&body?)?)?;
+    let prepared = prepare_chat(&app, &body).await.map_err(|error| names.restore(error))?;
     Ok(Json(CountTokensResponse { input_tokens: prepared.tokens.len() }))
 }

@@ -4,6 +4,7 @@
 
 use super::messages::{join_texts, push_message};
 use super::tools::{convert_tool, convert_tool_choice};
+use crate::api::shared::ClientNames;
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::server::ApiError;
 use serde::Deserialize;
@@ -70,27 +71,38 @@ pub(super) fn stop_sequences(body: &Value) -> Result<Vec<String>, ApiError> {
 }
 
 /// Converts the body to that of a chat completion. Unlike on Anthropic's server, `max_tokens` is optional; without it
-/// the answer may fill the context.
-pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
+/// the answer may fill the context. Also returns the client's names of the converted fields.
+pub(super) fn to_chat(body: &Value) -> Result<(Value, ClientNames), ApiError> {
     let fields = Fields::new(body)?;
     let mut chat = fields.without(CONVERTED);
+    let mut names = ClientNames::default();
     let mut messages = Vec::new();
     if let Some(system) = fields.get("system") {
         let text = without_checksum(join_texts(system, "system")?);
         messages.push(json!({ "role": "system", "content": text }));
+        names.add("messages[0]", "system");
     }
     let list = fields.list("messages")?.filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| {
         ApiError::invalid("messages", "`messages` must be a list with at least one {\"role\": …, \"content\": …}")
     })?;
     for (index, message) in list.iter().enumerate() {
-        push_message(&mut messages, message, &format!("messages[{index}]"))?;
+        let (at, first) = (format!("messages[{index}]"), messages.len());
+        push_message(&mut messages, message, &at)?;
+        for converted in first..messages.len() {
+            names.add(format!("messages[{converted}]"), &at);
+        }
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.list("tools")? {
-        let tools = tools.iter().enumerate().map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")));
-        let tools = tools.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()?;
-        chat.insert("tools".into(), tools.into());
+        let mut functions = Vec::new();
+        for (index, tool) in tools.iter().enumerate() {
+            let at = format!("tools[{index}]");
+            let Some(function) = convert_tool(tool, &at)? else { continue };
+            names.add(format!("tools[{}].function", functions.len()), &at);
+            functions.push(function);
+        }
+        chat.insert("tools".into(), functions.into());
     }
     if let Some(choice) = fields.object("tool_choice")? {
         convert_tool_choice(choice, &mut chat)?;
@@ -98,12 +110,14 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     let stops = stop_sequences(body)?;
     if !stops.is_empty() {
         chat.insert("stop".into(), stops.into());
+        names.add("stop", "stop_sequences");
     }
     if let Some(user) = fields.object("metadata")?.and_then(|metadata| metadata.get("user_id")).and_then(Value::as_str)
     {
         chat.insert("user".into(), user.into());
+        names.add("user", "metadata.user_id");
     }
-    convert_output_config(fields, &mut chat)?;
+    convert_output_config(fields, &mut chat, &mut names)?;
     if let Some(thinking) = fields.object("thinking")? {
         let enabled = match thinking.get("type").and_then(Value::as_str) {
             Some("enabled" | "adaptive" | "between_tools") => true,
@@ -125,7 +139,7 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
             chat.insert("reasoning_budget_tokens".into(), tokens.into());
         }
     }
-    Ok(Value::Object(chat))
+    Ok((Value::Object(chat), names))
 }
 
 /// Replaces the checksum in the billing header of Claude Code with a constant, as llama-server does: it changes with each
@@ -143,7 +157,11 @@ fn without_checksum(mut system: String) -> String {
 }
 
 /// Converts `output_config`: the answer's format and the reasoning effort.
-fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn convert_output_config(
+    fields: Fields<'_>,
+    chat: &mut Map<String, Value>,
+    names: &mut ClientNames,
+) -> Result<(), ApiError> {
     let config = fields.object("output_config")?;
     let member = |name: &str| config.and_then(|config| config.get(name)).filter(|value| !value.is_null());
     if let Some(effort) = member("effort") {
@@ -151,6 +169,7 @@ fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> R
             .as_str()
             .ok_or_else(|| invalid_value("output_config.effort", "a level such as \"low\" or \"high\"", effort))?;
         chat.insert("reasoning_effort".into(), level.into());
+        names.add("reasoning_effort", "output_config.effort");
     }
     // Clients of the beta API send the format at the top level.
     let (at, format) = match (member("format"), fields.get("output_format")) {
@@ -166,13 +185,20 @@ fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> R
     }
     let response_format = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": format["schema"], "strict": true } });
     chat.insert("response_format".into(), response_format);
+    for name in ["response_format", "response_format.json_schema"] {
+        names.add(name, at);
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::to_chat;
+    use crate::server::ApiError;
     use serde_json::{Value, json};
+
+    fn to_chat(body: &Value) -> Result<Value, ApiError> {
+        super::to_chat(body).map(|(chat, _)| chat)
+    }
 
     #[test]
     fn content_blocks_become_messages() {

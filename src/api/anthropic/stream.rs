@@ -4,8 +4,7 @@
 //! A retraction by a mod is sent as the event `thunder_retract`, which clients ignore unless they support it.
 
 use super::response::{ContentBlock, ContentDelta, MessageEnd, MessageEvent, MessageResponse, MessageUsage};
-use crate::api::shared::chat::sse::ChatEventWriter;
-use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::chat::{AnswerWriter, ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::sse::{PendingEvents, push_typed};
 use crate::server::ApiError;
 use axum::response::sse::Event;
@@ -53,7 +52,7 @@ impl MessageEventWriter {
     }
 }
 
-impl ChatEventWriter for MessageEventWriter {
+impl AnswerWriter for MessageEventWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
         push_typed(pending, &MessageEvent::MessageStart { message: MessageResponse::without_content(chat) });
         push_typed(pending, &MessageEvent::Ping);

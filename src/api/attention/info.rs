@@ -3,7 +3,7 @@
 use super::AttentionError;
 use crate::events::TokenId;
 use crate::server::extract::Query;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -75,11 +75,11 @@ pub(super) async fn show(
     query: Result<Query<ModelInfoParams>, ApiError>,
 ) -> Result<Json<ModelInfo>, AttentionError> {
     let Query(query) = query?;
-    let loaded = app.loaded_for_read(query.model.as_deref()).await?;
+    let loaded = app.get_or_wake(query.model.as_deref()).await?;
     Ok(Json(describe(&loaded)))
 }
 
-fn describe(loaded: &Loaded) -> ModelInfo {
+fn describe(loaded: &LoadedModel) -> ModelInfo {
     let card = loaded.model().card();
     let (vocabulary, engine) = (loaded.vocabulary(), loaded.engine());
     let special = vocabulary.special();

@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Instant;
+use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
 /// Media type of `MessagePack`.
@@ -98,10 +99,11 @@ async fn answer(client: &RunClient, body: &Value) -> Result<Response, ApiError> 
     let received = Instant::now();
     let fields = Fields::new(body)?;
     let msgpack = is_msgpack(&client.headers, &header::ACCEPT);
-    let loaded = client.app.loaded(fields.text("model")?).await?;
+    let loaded = client.app.get_or_load(fields.text("model")?).await?;
     let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
     let request = request::parse(&client.app, &loaded, fields, transport, received).await?;
-    let runs = Runs::submit(client, &loaded, request.requests, request.options.time_limit).await?;
+    let (requests, time_limit) = (request.requests, request.options.time_limit);
+    let runs = Runs::submit(client, &loaded, requests, time_limit, CancellationToken::new()).await?;
     let run_id = runs.run_id();
     let answer = collect(AttentionStream::new(runs, request.options)).await.map_err(|error| error.in_run(run_id))?;
     Ok(generation::with_run_id(serialize(answer, msgpack).await?, run_id))

@@ -10,7 +10,7 @@ use crate::api::shared::attention::event::{
 use crate::api::shared::attention::pruning::PruningHistory;
 use crate::api::shared::attention::request;
 use crate::api::shared::attention::request::{AttentionOptions, Transport};
-use crate::api::shared::attention::stream::{self, AttentionEvent, AttentionStream};
+use crate::api::shared::attention::stream::{AttentionStream, SampleEnd};
 use crate::api::shared::fields::{abbreviate, invalid_value};
 use crate::api::shared::generation::{RunClient, Runs};
 use crate::api::shared::sse::to_json;
@@ -207,34 +207,21 @@ impl Connection {
                 deregister();
                 return self.send_cancelled_before_start(format, fields, id, received).await;
             }
-            started = self.start_runs(format, fields, received) => started?,
+            started = self.start_runs(format, fields, received, cancelled.clone()) => started?,
         };
         let writer = AttentionWriter::new(format, id, &options);
-        let mut ended = vec![false; options.samples];
         let mut stream = AttentionStream::with_history(runs, options, self.history.clone());
-        loop {
-            let event = tokio::select! {
-                event = stream.next() => event?,
-                () = cancelled.cancelled() => {
-                    deregister();
-                    return self.send_cancelled(&writer, stream, &ended).await;
-                }
-            };
-            let Some(event) = event else { return Ok(()) };
-            if let AttentionEvent::Done(stream::SampleEnd { sample, .. }) | AttentionEvent::Failed { sample, .. } =
-                &event
-            {
-                ended[*sample] = true;
-            }
+        while let Some(event) = stream.next().await? {
             let message = writer.write(event).await?;
-            if ended.iter().all(|&ended| ended) {
+            if stream.has_ended() {
                 // Removed before the client receives the end, so that it can reuse the id immediately.
                 deregister();
             }
             if self.outgoing.send(message).await.is_err() {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 
     /// Waits for the model and starts the runs of a request.
@@ -243,12 +230,13 @@ impl Connection {
         format: MessageFormat,
         fields: Fields<'_>,
         received: Instant,
+        cancelled: CancellationToken,
     ) -> Result<(Runs, AttentionOptions), ApiError> {
-        let loaded = self.app.loaded(fields.text("model")?).await?;
+        let loaded = self.app.get_or_load(fields.text("model")?).await?;
         let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };
         let request = request::parse(&self.app, &loaded, fields, transport, received).await?;
         let client = RunClient::socket(self.app.clone(), self.caller.clone());
-        let runs = Runs::submit(&client, &loaded, request.requests, request.options.time_limit).await?;
+        let runs = Runs::submit(&client, &loaded, request.requests, request.options.time_limit, cancelled).await?;
         Ok((runs, request.options))
     }
 
@@ -263,27 +251,8 @@ impl Connection {
         let prompt_tokens = fields.list("input_ids")?.map_or(0, |list| list.len() as u32);
         let samples = request::samples(fields)?;
         for sample in 0..samples {
-            let done = stream::SampleEnd::before_start(sample, prompt_tokens, received);
+            let done = SampleEnd::before_start(sample, prompt_tokens, received);
             if self.outgoing.send(done_message(format, id, samples, &done)?).await.is_err() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends the end of all samples that have not ended.
-    async fn send_cancelled(
-        &self,
-        writer: &AttentionWriter,
-        stream: AttentionStream,
-        ended: &[bool],
-    ) -> Result<(), ApiError> {
-        let active_samples = (0..ended.len()).filter(|&sample| !ended[sample]);
-        let ends: Vec<_> = active_samples.map(|sample| stream.cancelled(sample)).collect();
-        // Dropping the receiver ends the runs within one token.
-        drop(stream);
-        for done in ends {
-            if self.outgoing.send(writer.done(&done)?).await.is_err() {
                 break;
             }
         }

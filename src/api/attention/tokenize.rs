@@ -57,7 +57,7 @@ pub(super) async fn tokenize(
     let fields = Fields::new(&body)?;
     let text = fields.text("text")?.ok_or_else(|| ApiError::invalid("text", "`text` is missing; send a string"))?;
     let add_special = fields.flag("add_special_tokens")?.unwrap_or(false);
-    let loaded = app.loaded(fields.text("model")?).await?;
+    let loaded = app.get_or_load(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
     let token_ids = parameters::encode(vocabulary, text, TokenizeOptions { add_special, parse_special: true });
     let texts = vocabulary.texts(&token_ids);

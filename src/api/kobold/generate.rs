@@ -7,7 +7,7 @@ use super::response::{KoboldAbortResponse, KoboldLogprobs, KoboldPartialResult, 
 use crate::api::shared::generation::{self, CollectedTokens, RunClient, Runs};
 use crate::api::shared::{self, Fields};
 use crate::engine::{MeasuredToken, Output, TextDelta};
-use crate::events::{FinishReason, RunEnd, Scope, Usage};
+use crate::events::{FinishReason, RunEnd, Scope, TokenId, Usage};
 use crate::model::Vocabulary;
 use crate::server::ApiError;
 use axum::body::Bytes;
@@ -39,17 +39,14 @@ pub(super) async fn generate_latest(
 
 async fn answer(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
     let mut generation = start(client, genkeys, body).await?;
-    let (mut reason, mut usage) = ("abort", Usage::default());
-    while let Some(event) = generation.next().await? {
-        match event {
-            GenerationEvent::Text(_) | GenerationEvent::Retract(_) => {}
-            GenerationEvent::Aborted => break,
-            GenerationEvent::Ended(end) => (reason, usage) = (finish_reason(&end), end.finish.usage),
+    let (finish_reason, usage) = loop {
+        if let GenerationEvent::Ended { finish_reason, usage } = generation.next().await? {
+            break (finish_reason, usage);
         }
-    }
+    };
     let result = KoboldResult {
         text: generation.entry.text(),
-        finish_reason: reason,
+        finish_reason,
         logprobs: generation.logprobs(),
         prompt_tokens: usage.prompt_tokens,
         completion_tokens: usage.completion_tokens,
@@ -64,10 +61,13 @@ pub(super) struct KoboldGeneration {
     pub(super) entry: GenerationEntry,
     vocabulary: Arc<Vocabulary>,
     render_special: bool,
+    stop_tokens: Vec<TokenId>,
     /// Report each token immediately instead of holding back text that may be the start of a stop string.
     per_token: bool,
     /// Number of characters of each reported token.
     sent_chars: Vec<usize>,
+    /// Number of tokens of the text.
+    token_count: usize,
     /// The tokens with their measurements, if log-probabilities were requested.
     tokens: Option<CollectedTokens>,
 }
@@ -77,55 +77,73 @@ pub(super) enum GenerationEvent {
     Text(String),
     /// The last characters of the text were retracted.
     Retract(usize),
-    Ended(Arc<RunEnd>),
-    Aborted,
+    /// The answer is complete, or was aborted; no event follows.
+    Ended {
+        finish_reason: &'static str,
+        usage: Usage,
+    },
 }
 
 /// Parses a body and starts its run.
 pub(super) async fn start(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<KoboldGeneration, ApiError> {
     let fields = Fields::new(body)?;
-    let loaded = client.app.loaded(fields.text("model")?).await?;
+    let loaded = client.app.get_or_load(fields.text("model")?).await?;
     let KoboldRequest { request, genkey, render_special, logprobs } =
         request::parse(&client.app, &loaded, fields).await?;
     let entry = genkeys.register(client.caller.tenant.as_ref(), &genkey);
     let per_token = request.report.per_token;
+    let stop_tokens = request.limits.stop_tokens.clone();
     let vocabulary = Arc::clone(loaded.vocabulary());
-    let runs = Runs::start(client, &loaded, vec![request]).await?;
+    let runs = Runs::start_cancellable(client, &loaded, vec![request], entry.aborted()).await?;
     let tokens = logprobs.then(CollectedTokens::default);
-    Ok(KoboldGeneration { runs, entry, vocabulary, render_special, per_token, sent_chars: Vec::new(), tokens })
+    Ok(KoboldGeneration {
+        runs,
+        entry,
+        vocabulary,
+        render_special,
+        stop_tokens,
+        per_token,
+        sent_chars: Vec::new(),
+        token_count: 0,
+        tokens,
+    })
 }
 
 impl KoboldGeneration {
-    /// Returns the next event, or `None` after the end.
+    /// Returns the next event. Must not be called after the end.
     ///
     /// # Errors
     /// The run failed, or the server is stopping.
-    pub(super) async fn next(&mut self) -> Result<Option<GenerationEvent>, ApiError> {
+    pub(super) async fn next(&mut self) -> Result<GenerationEvent, ApiError> {
         loop {
-            let output = tokio::select! {
-                output = self.runs.next() => output?,
-                () = self.entry.wait_for_abort() => {
-                    self.entry.keep_logprobs(self.logprobs());
-                    return Ok(Some(GenerationEvent::Aborted));
-                }
-            };
-            let Some((_, output)) = output else { return Ok(None) };
-            let event = match output {
-                Output::Text(delta) => self.text_event(delta),
-                Output::Retract { chars, tokens } => match self.retract(chars, tokens) {
+            let event = match self.runs.next().await? {
+                Some((_, Output::Text(delta))) => self.text_event(delta),
+                Some((_, Output::Retract { chars, tokens })) => match self.retract(chars, tokens) {
                     0 => continue,
                     chars => GenerationEvent::Retract(chars),
                 },
-                Output::PromptProbabilities(_) | Output::PromptProgress(_) => continue,
-                Output::Ended(end) => GenerationEvent::Ended(end),
+                Some((_, Output::PromptProbabilities(_) | Output::PromptProgress(_))) => continue,
+                Some((_, Output::Ended(end))) => {
+                    GenerationEvent::Ended { finish_reason: finish_reason(&end), usage: end.finish.usage }
+                }
+                None => GenerationEvent::Ended { finish_reason: "abort", usage: self.usage() },
             };
             match &event {
                 GenerationEvent::Text(text) => self.entry.add(text),
                 GenerationEvent::Retract(chars) => self.entry.retract(*chars),
-                GenerationEvent::Ended(_) => self.entry.keep_logprobs(self.logprobs()),
-                GenerationEvent::Aborted => {}
+                GenerationEvent::Ended { .. } => self.entry.keep_logprobs(self.logprobs()),
             }
-            return Ok(Some(event));
+            return Ok(event);
+        }
+    }
+
+    /// Returns the token counts so far.
+    fn usage(&self) -> Usage {
+        let prompt = self.runs.started[0].metrics.prompt.get();
+        Usage {
+            prompt_tokens: prompt.map_or(0, |prompt| prompt.tokens),
+            cached_tokens: prompt.map_or(0, |prompt| prompt.cached),
+            completion_tokens: self.token_count as u32,
         }
     }
 
@@ -136,11 +154,11 @@ impl KoboldGeneration {
 
     fn text_event(&mut self, delta: TextDelta) -> GenerationEvent {
         let mut text = delta.text;
+        self.token_count += delta.tokens.len();
         if self.per_token {
             text.clear();
             for MeasuredToken { measurement, .. } in &delta.tokens {
-                let shown = self.render_special || !self.vocabulary.is_control(measurement.token);
-                let visible = if shown { measurement.text.as_str() } else { "" };
+                let visible = if self.is_hidden(measurement.token) { "" } else { measurement.text.as_str() };
                 self.sent_chars.push(visible.chars().count());
                 text.push_str(visible);
             }
@@ -151,8 +169,15 @@ impl KoboldGeneration {
         GenerationEvent::Text(text)
     }
 
+    /// Returns true if the text lacks the token, as in the engine's text.
+    fn is_hidden(&self, token: TokenId) -> bool {
+        (self.vocabulary.is_control(token) && !self.render_special)
+            || self.vocabulary.ends_answer(token, &self.stop_tokens)
+    }
+
     /// Removes the last characters and tokens. Returns the number of characters to remove from the reported text.
     fn retract(&mut self, chars: usize, tokens: usize) -> usize {
+        self.token_count = self.token_count.saturating_sub(tokens);
         if let Some(collected) = &mut self.tokens {
             collected.update(tokens, Vec::new());
         }
@@ -165,7 +190,7 @@ impl KoboldGeneration {
 }
 
 /// Returns `KoboldCPP`'s name of a finish reason.
-pub(super) fn finish_reason(end: &RunEnd) -> &'static str {
+fn finish_reason(end: &RunEnd) -> &'static str {
     if end.finish.reason == FinishReason::Length { "length" } else { "stop" }
 }
 

@@ -128,9 +128,9 @@ impl GenerationEntry {
         ended.push_back((owner, key, logprobs));
     }
 
-    /// Waits until the generation is aborted.
-    pub(super) async fn wait_for_abort(&self) {
-        self.aborted.cancelled().await;
+    /// Returns the token that cancels the runs when the generation is aborted.
+    pub(super) fn aborted(&self) -> CancellationToken {
+        self.aborted.clone()
     }
 
     /// Returns the text so far.

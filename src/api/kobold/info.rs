@@ -119,7 +119,7 @@ struct KoboldLoadResponse {
     responses((status = 200, body = KoboldModelResponse),
               (status = 503, description = "No model is loaded")))]
 async fn model(State(app): State<App>) -> Result<Json<KoboldModelResponse>, KoboldError> {
-    let loaded = app.loaded_for_read(None).await?;
+    let loaded = app.get_or_wake(None).await?;
     let (card, special) = (loaded.model().card(), loaded.vocabulary().special());
     let id = |token: Option<TokenId>| token.map_or(-1, i64::from);
     Ok(Json(KoboldModelResponse {
@@ -167,7 +167,7 @@ async fn version(State(app): State<App>) -> Json<KoboldVersionResponse> {
 #[utoipa::path(get, path = "/api/v1/config/max_context_length", tag = "KoboldCPP",
     responses((status = 200, body = KoboldValueResponse), (status = 503, description = "No model is loaded")))]
 async fn max_context_length(State(app): State<App>) -> Result<Json<KoboldValueResponse>, KoboldError> {
-    Ok(Json(KoboldValueResponse { value: app.loaded_for_read(None).await?.engine().context_per_slot().into() }))
+    Ok(Json(KoboldValueResponse { value: app.get_or_wake(None).await?.engine().context_per_slot().into() }))
 }
 
 /// Returns the maximum context length in tokens, like `/api/v1/config/max_context_length`.
@@ -193,7 +193,7 @@ async fn api_version() -> Json<KoboldResultResponse> {
 #[utoipa::path(get, path = "/api/extra/perf", tag = "KoboldCPP",
     responses((status = 200, body = KoboldLoadResponse), (status = 503, description = "No model is loaded")))]
 async fn perf(State(app): State<App>) -> Result<Json<KoboldLoadResponse>, KoboldError> {
-    let engine = app.loaded_for_read(None).await?.engine().clone();
+    let engine = app.get_or_wake(None).await?.engine().clone();
     let active = engine.runs();
     let uptime_s = (app.now() - app.started_at()).num_milliseconds() as f64 / 1e3;
     Ok(Json(KoboldLoadResponse {

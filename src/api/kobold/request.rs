@@ -1,7 +1,7 @@
 //! Parses a body with a `prompt` into an engine request.
 
 use super::bans::Bans;
-use crate::api::shared::aliases::{defaults_with_aliases, restore_client_names};
+use crate::api::shared::aliases::defaults_with_aliases;
 use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::images::{ImageReader, RequestImages};
@@ -9,8 +9,8 @@ use crate::api::shared::parameters::MinTokens;
 use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
-use crate::model::TokenizeOptions;
-use crate::server::{ApiError, App, Loaded};
+use crate::model::{TokenizeOptions, Vocabulary};
+use crate::server::{ApiError, App, LoadedModel};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -105,9 +105,9 @@ pub(super) fn default_length(app: &App) -> i64 {
 ///
 /// # Errors
 /// 400 naming the invalid field.
-pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
+pub(super) async fn parse(app: &App, loaded: &LoadedModel, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
     let images = read_images(app, loaded, fields).await?;
-    let mut defaults = defaults_with_aliases(app, fields);
+    let (mut defaults, names) = defaults_with_aliases(app, fields);
     defaults.entry("max_tokens").or_insert(default_length(app).into());
     defaults.remove("n_predict");
     if bans_end(fields)? {
@@ -121,7 +121,7 @@ pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Res
     };
     // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
     let mut parsed = parse_fields(app, loaded, replaced.with_defaults(&defaults).lenient(), images)
-        .map_err(|error| restore_client_names(error, fields))?;
+        .map_err(|error| names.restore(error))?;
     if let Some(bans) = bans {
         parsed.request.mods.extend(bans.mods(app.registry())?);
     }
@@ -135,7 +135,7 @@ fn bans_end(fields: Fields<'_>) -> Result<bool, ApiError> {
 }
 
 /// Reads the images of a body.
-async fn read_images(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<RequestImages, ApiError> {
+async fn read_images(app: &App, loaded: &LoadedModel, fields: Fields<'_>) -> Result<RequestImages, ApiError> {
     let mut reader = ImageReader::new(app.config().engine.images.as_ref(), loaded);
     for (index, image) in fields.list("images")?.into_iter().flatten().enumerate() {
         let at = format!("images[{index}]");
@@ -147,32 +147,38 @@ async fn read_images(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<R
 
 fn parse_fields(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     images: RequestImages,
 ) -> Result<KoboldRequest, ApiError> {
     let max_tokens = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
     let prompt = prompt(loaded, fields, usize::try_from(max_tokens).unwrap_or(0), &images)?;
     let trim_stop = fields.flag("trim_stop")?.unwrap_or(true);
+    let render_special = fields.flag("render_special")?.unwrap_or(false);
     let mut request = Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         // As in KoboldCPP, the stop string is part of the text only if `trim_stop` is false.
         report: ReportOptions { per_token: !trim_stop, ..ReportOptions::default() },
+        visible_tokens: if render_special { control_tokens(loaded.vocabulary()) } else { Vec::new() },
         ..base_request(app, loaded, fields, prompt, Surface::Kobold, MinTokens::One)?
     };
     images.move_to(&mut request);
     Ok(KoboldRequest {
         request,
         genkey: fields.text("genkey")?.unwrap_or_default().to_owned(),
-        render_special: fields.flag("render_special")?.unwrap_or(false),
+        render_special,
         logprobs: fields.flag("logprobs")?.unwrap_or(false),
     })
+}
+
+fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
+    (0..vocabulary.len() as TokenId).filter(|&token| vocabulary.is_control(token)).collect()
 }
 
 /// Tokenizes `memory` and `prompt`, with the images between them. If the answer would not fit, the start of the prompt
 /// is dropped, as in `KoboldCPP`.
 fn prompt(
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     answer: usize,
     images: &RequestImages,

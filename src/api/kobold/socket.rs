@@ -16,7 +16,7 @@ use crate::api::shared::sse::to_json;
 use crate::api::shared::{self, Fields, parameters};
 use crate::model::TokenizeOptions;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
-use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
+use crate::server::{ApiError, App, Caller, ErrorCode, LoadedModel};
 use axum::Extension;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
@@ -81,29 +81,20 @@ impl Connection {
         let received = Instant::now();
         let mut body = shared::parse_json(text.as_bytes())?;
         self.app.rate_limits().check(Some(&self.caller), self.address)?;
-        let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
+        let loaded = self.app.get_or_load(Fields::new(&body)?.text("model")?).await?;
         apply_defaults(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;
         let AttentionRequest { requests, options } =
             attention::parse(&self.app, &loaded, fields, Transport::Frames, received).await?;
         let entry = self.genkeys.register(self.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
         let client = RunClient::socket(self.app.clone(), self.caller.clone());
-        let runs = Runs::submit(&client, &loaded, requests, options.time_limit).await?;
-        self.send_events(AttentionStream::new(runs, options), entry).await
+        let runs = Runs::submit(&client, &loaded, requests, options.time_limit, entry.aborted()).await?;
+        self.send_events(AttentionStream::new(runs, options), &entry).await
     }
 
-    async fn send_events(&self, mut stream: AttentionStream, entry: GenerationEntry) -> Result<(), ApiError> {
+    async fn send_events(&self, mut stream: AttentionStream, entry: &GenerationEntry) -> Result<(), ApiError> {
         let writer = writer(&stream.options);
-        loop {
-            let event = tokio::select! {
-                event = stream.next() => event?,
-                () = entry.wait_for_abort() => {
-                    let done = writer.write(AttentionEvent::Done(stream.cancelled(0))).await?;
-                    let _ = self.outgoing.send(done).await;
-                    return Ok(());
-                }
-            };
-            let Some(event) = event else { return Ok(()) };
+        while let Some(event) = stream.next().await? {
             entry.apply(&event);
             let messages = match event {
                 AttentionEvent::Failed { error, .. } => return Err(error),
@@ -119,6 +110,7 @@ impl Connection {
                 }
             }
         }
+        Ok(())
     }
 }
 
@@ -127,7 +119,7 @@ fn writer(options: &AttentionOptions) -> AttentionWriter {
 }
 
 /// Adds the defaults of this route and converts a `prompt` to tokens.
-fn apply_defaults(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
+fn apply_defaults(body: &mut Value, loaded: &LoadedModel) -> Result<(), ApiError> {
     let fields = Fields::new(body)?;
     let tokens = match (fields.get("input_ids"), fields.text("prompt")?) {
         (None, Some(prompt)) => Some(parameters::encode(loaded.vocabulary(), prompt, TokenizeOptions::PROMPT)),

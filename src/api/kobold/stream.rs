@@ -2,14 +2,12 @@
 //! API, one `data:` line per token; a body with a `prompt` uses `KoboldCPP`'s.
 
 use super::error::KoboldError;
-use super::generate::{GenerationEvent, KoboldGeneration, finish_reason, start};
+use super::generate::{GenerationEvent, KoboldGeneration, start};
 use super::genkeys::{GenerationEntry, Genkeys};
 use super::request::KoboldStreamRequest;
 use super::response::KoboldStreamEvent;
 use crate::api::shared::attention;
-use crate::api::shared::attention::{
-    AttentionEvent, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
-};
+use crate::api::shared::attention::{AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport};
 use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields};
 use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, to_json};
 use crate::api::shared::{self, Fields};
@@ -53,35 +51,33 @@ async fn stream_text(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Res
 
 impl EventSource for KoboldGeneration {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
-        let Some(event) = next_event(self).await else { return false };
+        let event = next_event(self).await;
         pending.push_back(ServerEvent::named("message", to_json(&event)));
         !event.is_last()
     }
 }
 
 /// Returns the next event of a text.
-async fn next_event(generation: &mut KoboldGeneration) -> Option<KoboldStreamEvent> {
+async fn next_event(generation: &mut KoboldGeneration) -> KoboldStreamEvent {
     let (token, finish_reason, thunder) = match generation.next().await {
-        Ok(Some(GenerationEvent::Text(text))) => (text, None, None),
+        Ok(GenerationEvent::Text(text)) => (text, None, None),
         // `KoboldCPP`'s format has no retraction; clients that support the field `thunder` can apply this one.
-        Ok(Some(GenerationEvent::Retract(chars))) => (String::new(), None, Some(ThunderFields::retract_chars(chars))),
-        Ok(Some(GenerationEvent::Ended(end))) => (String::new(), Some(finish_reason(&end)), None),
-        Ok(Some(GenerationEvent::Aborted)) => (String::new(), Some("abort"), None),
-        Ok(None) => return None,
-        Err(error) => return Some(KoboldStreamEvent::Error(error.kobold())),
+        Ok(GenerationEvent::Retract(chars)) => (String::new(), None, Some(ThunderFields::retract_chars(chars))),
+        Ok(GenerationEvent::Ended { finish_reason, .. }) => (String::new(), Some(finish_reason), None),
+        Err(error) => return KoboldStreamEvent::Error(error.kobold()),
     };
-    Some(KoboldStreamEvent::Token { token, finish_reason, thunder })
+    KoboldStreamEvent::Token { token, finish_reason, thunder }
 }
 
 /// Streams the answer to `input_ids`.
 async fn stream_tokens(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
     let received = Instant::now();
     let fields = Fields::new(body)?;
-    let loaded = client.app.loaded(fields.text("model")?).await?;
+    let loaded = client.app.get_or_load(fields.text("model")?).await?;
     let AttentionRequest { requests, options } =
         attention::parse(&client.app, &loaded, fields, Transport::Events, received).await?;
     let entry = genkeys.register(client.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-    let runs = Runs::submit(client, &loaded, requests, options.time_limit).await?;
+    let runs = Runs::submit(client, &loaded, requests, options.time_limit, entry.aborted()).await?;
     let failure = runs.first_end().filter(|(_, end)| !attention::was_stopped(end));
     if let Some(error) = failure.and_then(|(run, end)| runs.failure(run, end)) {
         return Err(error);
@@ -103,14 +99,7 @@ struct TokenEvents {
 impl TokenEvents {
     /// Returns the data of the next event, and true if more may follow.
     async fn next(&mut self) -> Option<(String, bool)> {
-        let event = tokio::select! {
-            event = self.stream.next() => event,
-            () = self.entry.wait_for_abort() => {
-                let done = self.writer.write(AttentionEvent::Done(self.stream.cancelled(0))).await;
-                return Some((message_text(done), false));
-            }
-        };
-        match event {
+        match self.stream.next().await {
             Ok(None) => None,
             Ok(Some(event)) => {
                 self.entry.apply(&event);

@@ -47,7 +47,7 @@ pub(super) async fn count(
     let text =
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let special = fields.flag("special")?.unwrap_or(true);
-    let loaded = app.loaded(fields.text("model")?).await?;
+    let loaded = app.get_or_load(fields.text("model")?).await?;
     let ids =
         parameters::encode(loaded.vocabulary(), text, TokenizeOptions { add_special: special, parse_special: true });
     Ok(Json(KoboldTokensResponse { value: ids.len(), ids }))

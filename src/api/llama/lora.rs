@@ -7,11 +7,12 @@ use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::abbreviate;
 use crate::api::shared::{self, parameters};
 use crate::events::shortest_f64;
+use crate::server::extract::Query;
 use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Query, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -42,9 +43,10 @@ struct AdapterResponse {
               (status = 503, description = "The model is loading")))]
 async fn list(
     State(app): State<App>,
-    Query(params): Query<ModelParams>,
+    params: Result<Query<ModelParams>, ApiError>,
 ) -> Result<Json<Vec<AdapterResponse>>, LlamaError> {
-    let loaded = app.loaded_for_read(params.model.as_deref()).await?;
+    let Query(params) = params?;
+    let loaded = app.get_or_wake(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
     let defaults = adapters.default_set();
     let responses = adapters.loras().iter().enumerate().map(|(id, adapter)| AdapterResponse {
@@ -67,11 +69,12 @@ async fn list(
 async fn scale(
     State(app): State<App>,
     caller: Caller,
-    Query(params): Query<ModelParams>,
+    params: Result<Query<ModelParams>, ApiError>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SuccessResponse>, LlamaError> {
+    let Query(params) = params?;
     caller.require_props()?;
-    let loaded = app.loaded(params.model.as_deref()).await?;
+    let loaded = app.get_or_load(params.model.as_deref()).await?;
     let body = shared::parse_json(&body?)?;
     let known = loaded.model().adapters();
     let list = body.as_array().ok_or_else(|| {

@@ -7,11 +7,12 @@ use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::model_status::{ModelStatus, ModelStatusDetails, ModelStatusValue};
 use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent};
+use crate::server::extract::Query;
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Query, State};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -92,8 +93,8 @@ async fn add() -> LlamaError {
 /// Rejects deletions, because the server does not manage model files.
 #[utoipa::path(delete, path = "/models", tag = "models", responses((status = 400, description = "Deletions are not supported"),
               (status = 404, description = "Unknown model")))]
-async fn remove(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<(), LlamaError> {
-    let entry = app.models().named(&params.model.unwrap_or_default())?;
+async fn remove(State(app): State<App>, params: Result<Query<ModelParams>, ApiError>) -> Result<(), LlamaError> {
+    let entry = app.models().entry_by_name(&params?.0.model.unwrap_or_default())?;
     let detail =
         format!("deleting model files is not supported; POST /models/unload frees the memory of '{}'", entry.name);
     Err(ApiError::invalid("model", detail).into())

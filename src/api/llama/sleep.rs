@@ -3,7 +3,7 @@
 use super::props;
 use crate::model::chat::ChatTemplate;
 use crate::server::models::SleepingModel;
-use crate::server::{App, Loaded};
+use crate::server::{App, LoadedModel};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub fn sleep_when_idle(app: &App) {
 }
 
 async fn put_to_sleep(app: &App, name: &str, used: u64) {
-    let Some(loaded) = app.models().named(name).ok().and_then(|entry| entry.ready().cloned()) else { return };
+    let Some(loaded) = app.models().entry_by_name(name).ok().and_then(|entry| entry.ready().cloned()) else { return };
     let Some(sleeping) = describe(app, &loaded).await else { return };
     // A model with another reference stays loaded.
     drop(loaded);
@@ -44,7 +44,7 @@ async fn put_to_sleep(app: &App, name: &str, used: u64) {
 }
 
 /// Returns the data of a model that routes report while it sleeps.
-async fn describe(app: &App, loaded: &Loaded) -> Option<SleepingModel> {
+async fn describe(app: &App, loaded: &LoadedModel) -> Option<SleepingModel> {
     let mut props = props::describe(app, loaded).await.ok()?;
     props.is_sleeping = true;
     let props = serde_json::value::to_raw_value(&props).ok()?;

@@ -6,9 +6,10 @@ use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{ModelBody, parameters};
 use crate::events::TokenId;
 use crate::model::TokenizeOptions;
+use crate::server::extract::Query;
 use crate::server::{ApiError, App};
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -178,9 +179,10 @@ async fn detokenize(body: Result<ModelBody, ApiError>) -> Result<Json<Detokenize
     responses((status = 200, body = TokenizerInfoResponse)))]
 async fn tokenizer_info(
     State(app): State<App>,
-    Query(params): Query<ModelParams>,
+    params: Result<Query<ModelParams>, ApiError>,
 ) -> Result<Json<TokenizerInfoResponse>, LlamaError> {
-    let loaded = app.loaded_for_read(params.model.as_deref()).await?;
+    let Query(params) = params?;
+    let loaded = app.get_or_wake(params.model.as_deref()).await?;
     let (vocabulary, card) = (loaded.vocabulary(), loaded.model().card());
     let special = vocabulary.special();
     let text =

@@ -77,7 +77,8 @@ pub(super) async fn validate_and_import(
         ModSource::Text(_) => Vec::new(),
         ModSource::Files(files) => files.keys().cloned().collect(),
     };
-    match import(upload, python_for_uploads(app)).await {
+    let hash = upload.hash();
+    match import(upload, hash, python_for_uploads(app)).await {
         Ok(factory) => Ok(Ok(factory)),
         Err(ImportError::Load(ref error @ LoadError::Failed { ref message, .. })) => {
             let traceback = error.traceback().map(str::to_owned);

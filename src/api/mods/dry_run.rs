@@ -4,7 +4,7 @@ use super::check::{CheckProblem, validate_and_import};
 use crate::mods::ModUpload;
 use crate::server::extract::Json;
 use crate::server::mods::{DryRunOptions, DryRunReport, dry_run, require_upload_rights, run_with_permits};
-use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
+use crate::server::{ApiError, App, Caller, ErrorKind, LoadedModel, Problem};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -79,9 +79,9 @@ pub async fn run(
 }
 
 /// Returns the loaded model with that name, or the default model, which may have the same vocabulary.
-async fn model_of(app: &App, name: Option<&str>) -> Result<Loaded, ApiError> {
-    match app.loaded_for_read(name).await {
-        Err(_) if name.is_some() => app.loaded_for_read(None).await,
+async fn model_of(app: &App, name: Option<&str>) -> Result<LoadedModel, ApiError> {
+    match app.get_or_wake(name).await {
+        Err(_) if name.is_some() => app.get_or_wake(None).await,
         found => found,
     }
 }

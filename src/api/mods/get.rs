@@ -76,7 +76,8 @@ pub async fn source(
     Path(name): Path<String>,
     Query(params): Query<SourceParams>,
 ) -> Result<Response, ApiError> {
-    Ok(match source_of(&app, &name, params.version).await? {
+    let (_, source) = source_of(&app, &name, params.version).await?;
+    Ok(match source {
         // With `text/x-python`, browsers do not interpret the source as a page.
         ModSource::Text(text) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
         ModSource::Files(files) => Json(files).into_response(),

@@ -51,7 +51,7 @@ pub async fn list(
     State(app): State<App>,
     Query(params): Query<ControlVectorsParams>,
 ) -> Result<Json<ControlVectorsResponse>, ApiError> {
-    let loaded = app.loaded_for_read(params.model.as_deref()).await?;
+    let loaded = app.get_or_wake(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
     let (known, defaults) = (adapters.control_vectors(), adapters.default_set());
     let responses = known.as_slice().iter().enumerate().map(|(id, vector)| {

@@ -119,7 +119,7 @@ pub async fn show(
     });
     let unknown_model = || {
         let name = prompt?.parameters.as_ref()?["model"]["name"].as_str()?;
-        app.models().named(name).err().map(|error| error.problem().detail)
+        app.models().entry_by_name(name).err().map(|error| error.problem().detail)
     };
     let not_forkable = forks::missing_for_fork(prompt).map(str::to_owned).or_else(unknown_model);
     let family = store.family(&scope, run, mean_of.as_ref()).await?;

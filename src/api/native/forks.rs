@@ -2,7 +2,7 @@
 
 mod request;
 
-use super::recorded::{self, recorded_model, recorded_sampling};
+use super::recorded_request::{self, recorded_model, recorded_sampling};
 use crate::api::shared::fields::Fields;
 use crate::api::shared::generation::RunClient;
 use crate::api::shared::images::restore_images;
@@ -11,7 +11,7 @@ use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
 use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Surface, TraceItem, system};
 use crate::mods::SelectedMod;
 use crate::server::extract::{Json, Path};
-use crate::server::{ApiError, App, Loaded, Problem};
+use crate::server::{ApiError, App, LoadedModel, Problem};
 use crate::store::RunSummary;
 use axum::http::StatusCode;
 use request::{ForkAt, ForkRequest, ForkSeed};
@@ -219,7 +219,7 @@ impl ForkSource {
     }
 
     /// Builds the request of the first run, and returns it with the number of runs.
-    async fn request(&self, app: &App, loaded: &Loaded, fork: &ForkRequest) -> Result<(Request, u32), ApiError> {
+    async fn request(&self, app: &App, loaded: &LoadedModel, fork: &ForkRequest) -> Result<(Request, u32), ApiError> {
         let count = fork.n.unwrap_or(1);
         if !(1..=MAX_FORKS).contains(&count) {
             return Err(ApiError::invalid(
@@ -248,9 +248,9 @@ impl ForkSource {
             (None, Some(text)) => parameters::run_in_place(text.len(), || vocabulary.encode_plain_continuation(text)),
             (None, None) => Vec::new(),
         };
-        let mut request = recorded::request(self.prompt.clone(), &self.recorded, loaded)?;
+        let mut request = recorded_request::request(self.prompt.clone(), &self.recorded, loaded)?;
         request.mods = match &fork.mods {
-            None => recorded::mods(app, &self.recorded["mods"], false).await?,
+            None => recorded_request::mods(app, &self.recorded["mods"], false).await?,
             Some(mods) => parameters::requested_mods(Fields::new(&json!({ "mods": mods }))?, loaded, app.registry())?,
         };
         if let Some(steering) = &fork.steering {
@@ -301,7 +301,12 @@ impl ForkSource {
     }
 
     /// Returns the recorded sampling parameters with the changed ones.
-    fn sampling(&self, request: &Request, loaded: &Loaded, fork: &ForkRequest) -> Result<SamplingParams, ApiError> {
+    fn sampling(
+        &self,
+        request: &Request,
+        loaded: &LoadedModel,
+        fork: &ForkRequest,
+    ) -> Result<SamplingParams, ApiError> {
         let Some(changed) = &fork.sampling else { return Ok(request.sampling.clone()) };
         let mut sampling = self.recorded["sampling"].clone();
         for (name, value) in changed {

@@ -6,7 +6,7 @@ use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, LayerSet};
 use crate::server::extract::Json;
-use crate::server::{ApiError, App, Loaded, Problem};
+use crate::server::{ApiError, App, LoadedModel, Problem};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -105,7 +105,7 @@ fn last_layer() -> Vec<i64> {
     (status = 501, body = Problem, description = "The server was started without `--embedding`, or the model has no hidden states")))]
 pub async fn compute(State(app): State<App>, Json(request): Json<HiddenStatesRequest>) -> Result<Response, ApiError> {
     let HiddenStatesRequest { input, model, layers, tokens: selected, encoding_format } = request;
-    let loaded = app.loaded(model.as_deref()).await?;
+    let loaded = app.get_or_load(model.as_deref()).await?;
     loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     let layers = resolve_layers(&layers, &loaded)?;
     let set: LayerSet = layers.iter().copied().collect();
@@ -162,7 +162,7 @@ impl InputStates {
 }
 
 /// Returns the layers counted from 0.
-fn resolve_layers(layers: &[i64], loaded: &Loaded) -> Result<Vec<u16>, ApiError> {
+fn resolve_layers(layers: &[i64], loaded: &LoadedModel) -> Result<Vec<u16>, ApiError> {
     let count = i64::from(loaded.model().card().layers);
     let resolve = |(index, &layer): (usize, &i64)| {
         let from_start = if layer < 0 { layer + count } else { layer };

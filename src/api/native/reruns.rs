@@ -1,6 +1,6 @@
 //! `/api/v1/reruns`: repeats a recorded run with the same seed, model, mods and parameters.
 
-use super::recorded::{self, recorded_model};
+use super::recorded_request::{self, recorded_model};
 use crate::api::shared::generation::RunClient;
 use crate::api::shared::images::restore_images;
 use crate::engine::Output;
@@ -48,9 +48,9 @@ pub async fn run(client: RunClient, Json(rerun): Json<RerunRequest>) -> Result<a
         return Err(ApiError::conflict(detail).at("prompt.parameters.fork"));
     }
     let loaded = recorded_model(&client.app, &recorded).await?;
-    let mods = recorded::mods(&client.app, &recorded["mods"], rerun.any_version).await?;
+    let mods = recorded_request::mods(&client.app, &recorded["mods"], rerun.any_version).await?;
     let images = rerun.prompt.images.clone();
-    let mut request = recorded::request(rerun.prompt, &recorded, &loaded)?;
+    let mut request = recorded_request::request(rerun.prompt, &recorded, &loaded)?;
     restore_images(&client.app, &client.caller.scope, &loaded, &images, &mut request).await?;
     request.mods = mods;
     client.set_client(&mut request);

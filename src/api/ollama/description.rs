@@ -3,7 +3,7 @@
 use crate::model::chat::ChatTemplate;
 use crate::model::llama::GgufHeader;
 use crate::server::models::ModelView;
-use crate::server::{App, Loaded, ModelEntry};
+use crate::server::{App, LoadedModel, ModelEntry};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -47,7 +47,7 @@ struct Support {
 
 impl OllamaDetails {
     /// Returns the properties of a loaded model, or empty ones.
-    pub(super) fn new(loaded: Option<&Loaded>) -> Self {
+    pub(super) fn new(loaded: Option<&LoadedModel>) -> Self {
         match loaded.map(|loaded| loaded.model().card()) {
             Some(card) => Self::from_model(&card.architecture, card.parameters, &card.file_type),
             None => Self { format: "gguf", ..Self::default() },
@@ -84,7 +84,7 @@ impl ModelDescription {
         described.unwrap_or_else(|| Self { details: OllamaDetails::new(None), ..Self::default() })
     }
 
-    fn from_loaded(loaded: &Loaded) -> Self {
+    fn from_loaded(loaded: &LoadedModel) -> Self {
         let card = loaded.model().card();
         let template = loaded.template().ok();
         let support = Support {
@@ -118,7 +118,7 @@ impl ModelDescription {
         let template = template.or_else(|| header.text("tokenizer.chat_template").map(str::to_owned));
         let template = ChatTemplate::new(template.as_deref(), "", "").ok().filter(|_| generates);
         let heads = header.parameter("attention.head_count");
-        let vocabulary = header.arrays.get("tokenizer.ggml.tokens").copied();
+        let vocabulary = header.arrays.get("tokenizer.ggml.tokens").map(|array| array.count);
         let support = Support {
             completion: generates,
             vision: sees_images,

@@ -9,7 +9,7 @@ use crate::api::shared::{self, Fields, parameters};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -85,7 +85,7 @@ async fn embed(
     let started = Instant::now();
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
-    let loaded = app.loaded(request::model(fields)?).await?;
+    let loaded = app.get_or_load(request::model(fields)?).await?;
     let load = started.elapsed();
     let input = fields.get("input").unwrap_or(&Value::Null);
     let text = |value: &Value| {
@@ -132,7 +132,7 @@ async fn embeddings(
 ) -> Result<Json<OllamaEmbeddingsResponse>, OllamaError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
-    let loaded = app.loaded(request::model(fields)?).await?;
+    let loaded = app.get_or_load(request::model(fields)?).await?;
     let prompt =
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let EncodedInputs { vectors, .. } = encode(&loaded, "prompt", false, vec![prompt.to_owned()], true).await?;
@@ -141,7 +141,7 @@ async fn embeddings(
 
 /// Embeds texts. If `truncates` is true, texts that do not fit are shortened.
 async fn encode(
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     field: &'static str,
     is_list: bool,
     texts: Vec<String>,

@@ -4,6 +4,7 @@
 //! `options` too. `response` and `stream` convert the answer to Ollama's objects, which are streamed as JSON lines.
 
 mod body;
+mod client_names;
 mod description;
 mod embed;
 mod error;
@@ -14,13 +15,12 @@ mod response;
 mod stream;
 
 use super::shared::{self, Fields};
-use crate::api::shared::chat::sse::respond_lines;
-use crate::api::shared::chat::{ChatRequest, ChatStream};
+use crate::api::shared::chat::{ChatRequest, ChatStream, stream_answer_lines};
 use crate::api::shared::generation::{self, RunClient};
 use crate::api::shared::parameters;
 use crate::events::{Surface, TokenId};
 use crate::model::TokenizeOptions;
-use crate::server::{Access, ApiError, App, Loaded, Protocol};
+use crate::server::{Access, ApiError, App, LoadedModel, Protocol};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::header;
@@ -28,7 +28,7 @@ use axum::response::{IntoResponse, Response};
 use body::{OllamaChatBody, OllamaGenerateBody};
 use error::{OllamaError, OllamaErrorResponse};
 use request::OllamaRequest;
-use response::{OllamaChatResponse, OllamaEnd, OllamaFormat, OllamaGenerateResponse, OllamaMessage, RequestTimes};
+use response::{OllamaChatResponse, OllamaEnd, OllamaFormat, OllamaGenerateResponse, OllamaLine, RequestTimes};
 use serde_json::Value;
 use std::time::Instant;
 use stream::AnswerLineWriter;
@@ -69,8 +69,7 @@ pub(super) fn protocol() -> Protocol {
               (status = 404, body = OllamaErrorResponse, description = "Unknown model"),
               (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
 async fn chat(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OllamaError> {
-    let defaults = &client.app.config().server.request_defaults;
-    Ok(answer(&client, &body?, |body| request::parse_chat(body, defaults), OllamaFormat::Chat).await?)
+    Ok(answer(&client, &body?, OllamaFormat::Chat).await?)
 }
 
 /// Answers or completes a prompt, like Ollama's `/api/generate`. The answer is streamed as JSON lines unless `stream`
@@ -84,57 +83,57 @@ async fn chat(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<
               (status = 501, body = OllamaErrorResponse, description = "`suffix` for a model without infill tokens"),
               (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
 async fn generate(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OllamaError> {
-    Ok(answer(&client, &body?, request::parse_generate, OllamaFormat::Generate { prompt: None }).await?)
+    Ok(answer(&client, &body?, OllamaFormat::Generate).await?)
 }
 
-async fn answer(
-    client: &RunClient,
-    body: &[u8],
-    parse: impl FnOnce(&Value) -> Result<OllamaRequest, ApiError>,
-    mut format: OllamaFormat,
-) -> Result<Response, ApiError> {
+async fn answer(client: &RunClient, body: &[u8], format: OllamaFormat) -> Result<Response, ApiError> {
     let body = shared::parse_json(body)?;
-    let request = parse(&body)?;
+    let request = match format {
+        OllamaFormat::Chat => request::parse_chat(&body, &client.app.config().server.request_defaults)?,
+        OllamaFormat::Generate => request::parse_generate(&body)?,
+    };
+    let answered = answer_request(client, request::model(Fields::new(&body)?)?, request, format).await;
+    answered.map_err(|error| client_names::client_names(&body).restore(error))
+}
+
+async fn answer_request(
+    client: &RunClient,
+    name: Option<&str>,
+    request: OllamaRequest,
+    format: OllamaFormat,
+) -> Result<Response, ApiError> {
     let started = Instant::now();
     let app = &client.app;
-    let name = request::model(Fields::new(&body)?)?;
     if request == OllamaRequest::Unload {
         client.caller.require_models()?;
-        let entry = app.models().find_entry(name)?;
+        let entry = app.models().entry_for_request(name)?;
         if entry.ready().is_some() {
             app.models().begin_unload(&entry.name)?;
         }
-        return Ok(without_answer(&format, &entry.name, "unload"));
+        return Ok(without_answer(format, &entry.name, "unload"));
     }
-    let loaded = app.loaded(name).await?;
+    let loaded = app.get_or_load(name).await?;
     let times = RequestTimes { started, load: started.elapsed() };
-    let request = match request {
+    let (request, is_raw) = match request {
         OllamaRequest::Chat(body, context) => {
-            let mut request = ChatRequest::parse(app, &loaded, &body, Surface::Ollama).await?;
-            for engine_request in &mut request.requests {
-                engine_request.prompt = after_context(&context, &engine_request.prompt, &loaded);
-                if !context.is_empty() {
-                    engine_request.spans.clear();
-                }
-            }
-            if let OllamaFormat::Generate { prompt } = &mut format {
-                *prompt = request.requests.first().map(|request| request.prompt.clone());
-            }
-            request
+            (ChatRequest::parse(app, &loaded, &body, Surface::Ollama, &context).await?, false)
         }
         OllamaRequest::Raw(body) => {
-            ChatRequest::raw(app, &loaded, &body, prompt_tokens(app, &loaded, &body)?, Surface::Ollama)?
+            let prompt = prompt_tokens(app, &loaded, &body)?;
+            (ChatRequest::raw(app, &loaded, &body, prompt, Surface::Ollama)?, true)
         }
-        OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(&format, loaded.name(), "load")),
+        OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(format, loaded.name(), "load")),
     };
     if request.requests.len() > 1 {
-        return Err(ApiError::invalid("options.n", "`n` must be 1: a response of this API has one answer"));
+        return Err(ApiError::invalid("n", "`n` must be 1: a response of this API has one answer"));
     }
+    let returns_context = format == OllamaFormat::Generate && !is_raw;
+    let prompt = returns_context.then(|| request.requests[0].prompt.clone());
     let mut chat = ChatStream::start(client, &loaded, request).await?;
     let run = chat.run();
-    let mut lines = AnswerLineWriter::new(format, times);
+    let mut lines = AnswerLineWriter::new(format, prompt, times);
     let response = if chat.options.stream {
-        respond_lines(chat, lines)
+        stream_answer_lines(chat, lines)
     } else {
         while let Some(update) = chat.next().await? {
             lines.update_tokens(&chat, update.retracted_tokens, update.tokens);
@@ -144,15 +143,8 @@ async fn answer(
     Ok(generation::with_run_id(response, run))
 }
 
-/// Returns the tokens of an earlier response, followed by those of a prompt without its BOS token.
-fn after_context(context: &[TokenId], prompt: &[TokenId], loaded: &Loaded) -> Vec<TokenId> {
-    let bos = loaded.vocabulary().special().bos;
-    let rest = prompt.strip_prefix(bos.as_slice()).filter(|_| !context.is_empty() && bos.is_some()).unwrap_or(prompt);
-    [context, rest].concat()
-}
-
 /// Returns the tokens of a prompt without a chat template.
-fn prompt_tokens(app: &App, loaded: &Loaded, body: &Value) -> Result<Vec<TokenId>, ApiError> {
+fn prompt_tokens(app: &App, loaded: &LoadedModel, body: &Value) -> Result<Vec<TokenId>, ApiError> {
     let fields = Fields::new(body)?.with_server_defaults(app);
     let vocabulary = loaded.vocabulary();
     let prompt = fields.text("prompt")?.unwrap_or_default();
@@ -162,14 +154,9 @@ fn prompt_tokens(app: &App, loaded: &Loaded, body: &Value) -> Result<Vec<TokenId
     Ok(parameters::or_start_token(parameters::encode(vocabulary, prompt, TokenizeOptions::PROMPT), vocabulary))
 }
 
-fn without_answer(format: &OllamaFormat, model: &str, done_reason: &'static str) -> Response {
-    json(format.line(
-        model,
-        OllamaMessage::default(),
-        Vec::new(),
-        Some((OllamaEnd::without_answer(done_reason), &[])),
-        None,
-    ))
+fn without_answer(format: OllamaFormat, model: &str, done_reason: &'static str) -> Response {
+    let end = Some(OllamaEnd::without_answer(done_reason));
+    json(format.line(model, OllamaLine { end, ..OllamaLine::default() }))
 }
 
 fn json(body: String) -> Response {

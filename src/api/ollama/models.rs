@@ -155,7 +155,7 @@ async fn show(
         Some(name) => Some(name),
         None => request::model_in(fields, "name")?,
     };
-    let entry = app.models().find_entry(name)?;
+    let entry = app.models().entry_for_request(name)?;
     let description = ModelDescription::new(&app, &entry).await;
     Ok(Json(OllamaShowResponse {
         license: "",

@@ -103,7 +103,20 @@ pub(super) fn parse_generate(body: &Value) -> Result<OllamaRequest, ApiError> {
     }
     let mut converted = convert_common_fields(body)?;
     let content = with_images(prompt.into(), fields.get("images"), "images")?;
-    if fields.flag("raw")?.unwrap_or(false) || suffix.is_some() {
+    let system = fields.text("system")?.filter(|system| !system.is_empty());
+    let token = |value: &Value| {
+        let token = integer(value).and_then(|token| TokenId::try_from(token).ok());
+        let token = token.filter(|&token| token >= 0 || is_image_token(token));
+        token.ok_or_else(|| invalid_value("context", "the list of token ids of an earlier response", value))
+    };
+    let context: Vec<TokenId> = fields.list("context")?.into_iter().flatten().map(token).collect::<Result<_, _>>()?;
+    let is_raw = fields.flag("raw")?.unwrap_or(false);
+    let of_template = [("system", system.is_some()), ("context", !context.is_empty())];
+    if is_raw && let Some((field, _)) = of_template.into_iter().find(|(_, is_present)| *is_present) {
+        let detail = format!("`{field}` must be absent with \"raw\": true; send the whole prompt in `prompt`");
+        return Err(ApiError::invalid(field, detail));
+    }
+    if is_raw || suffix.is_some() {
         if content.is_array() {
             let detail = "`images` require the model's chat template; omit `raw` and `suffix`, or send no images";
             return Err(ApiError::invalid("images", detail));
@@ -112,16 +125,9 @@ pub(super) fn parse_generate(body: &Value) -> Result<OllamaRequest, ApiError> {
         converted.extend(suffix.map(|suffix| ("suffix".to_owned(), suffix.into())));
         return Ok(OllamaRequest::Raw(converted.into()));
     }
-    let system = fields.text("system")?.filter(|system| !system.is_empty());
     let system = system.map(|system| json!({ "role": "system", "content": system }));
     let messages: Vec<Value> = system.into_iter().chain([json!({ "role": "user", "content": content })]).collect();
     converted.insert("messages".into(), messages.into());
-    let token = |value: &Value| {
-        let token = integer(value).and_then(|token| TokenId::try_from(token).ok());
-        let token = token.filter(|&token| token >= 0 || is_image_token(token));
-        token.ok_or_else(|| invalid_value("context", "the list of token ids of an earlier response", value))
-    };
-    let context = fields.list("context")?.into_iter().flatten().map(token).collect::<Result<_, _>>()?;
     Ok(OllamaRequest::Chat(converted.into(), context))
 }
 
@@ -376,6 +382,8 @@ mod tests {
         for (body, pointer) in [
             (json!({"prompt": "a", "images": 5}), "images"),
             (json!({"prompt": "a", "raw": true, "images": ["aGk="]}), "images"),
+            (json!({"prompt": "a", "raw": true, "system": "s", "context": []}), "system"),
+            (json!({"prompt": "a", "raw": true, "system": "", "context": [1]}), "context"),
             (json!({"prompt": "a", "template": "{{ .Prompt }}"}), "template"),
             (json!({"prompt": "a", "context": [-1]}), "context"),
         ] {

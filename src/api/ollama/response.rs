@@ -130,13 +130,22 @@ pub(super) struct RequestTimes {
 }
 
 /// The format of a response.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OllamaFormat {
     Chat,
-    /// Has the tokens of the prompt, unless the request was `raw`.
-    Generate {
-        prompt: Option<Vec<TokenId>>,
-    },
+    Generate,
+}
+
+/// The content of a line of a stream, or of a complete answer.
+#[derive(Debug, Default)]
+pub(super) struct OllamaLine {
+    pub(super) message: OllamaMessage,
+    pub(super) logprobs: Vec<TokenProbabilities>,
+    /// The end of the answer, in its last line.
+    pub(super) end: Option<OllamaEnd>,
+    /// See [`OllamaGenerateResponse::context`].
+    pub(super) context: Option<Vec<TokenId>>,
+    pub(super) thunder: Option<ThunderFields>,
 }
 
 impl OllamaEnd {
@@ -175,28 +184,22 @@ impl OllamaToolCall {
 }
 
 impl OllamaFormat {
-    /// Returns a line of a stream, or a complete answer, as JSON. `generated` holds the tokens of a complete answer.
-    pub(super) fn line(
-        &self,
-        model: &str,
-        message: OllamaMessage,
-        logprobs: Vec<TokenProbabilities>,
-        end: Option<(OllamaEnd, &[TokenId])>,
-        thunder: Option<ThunderFields>,
-    ) -> String {
+    /// Returns a line as JSON.
+    pub(super) fn line(self, model: &str, line: OllamaLine) -> String {
+        let OllamaLine { message, logprobs, end, context, thunder } = line;
         let (model, created_at) = (model.to_owned(), system::now().to_rfc3339_opts(SecondsFormat::Nanos, true));
         let done = end.is_some();
-        let (end, generated) = end.unwrap_or_default();
+        let end = end.unwrap_or_default();
         match self {
             Self::Chat => to_json(&OllamaChatResponse { model, created_at, message, logprobs, done, end, thunder }),
-            Self::Generate { prompt } => to_json(&OllamaGenerateResponse {
+            Self::Generate => to_json(&OllamaGenerateResponse {
                 model,
                 created_at,
                 response: message.content,
                 thinking: message.thinking,
                 logprobs,
                 done,
-                context: prompt.as_ref().filter(|_| done).map(|prompt| [prompt, generated].concat()),
+                context,
                 end,
                 thunder,
             }),

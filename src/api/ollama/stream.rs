@@ -2,9 +2,8 @@
 //!
 //! A retraction by a mod is a line whose `thunder.retract` has the number of characters and tool calls to remove.
 
-use super::response::{OllamaEnd, OllamaFormat, OllamaMessage, OllamaToolCall, RequestTimes};
-use crate::api::shared::chat::sse::ChatEventWriter;
-use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use super::response::{OllamaEnd, OllamaFormat, OllamaLine, OllamaMessage, OllamaToolCall, RequestTimes};
+use crate::api::shared::chat::{AnswerWriter, ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation::{
     CollectedTokens, OPENAI_NO_LOGPROB, ProbabilityFormatter, ThunderFields, TokenProbabilities,
 };
@@ -17,6 +16,8 @@ use crate::server::ApiError;
 #[derive(Debug)]
 pub(super) struct AnswerLineWriter {
     format: OllamaFormat,
+    /// Tokens of the prompt, if the last line contains them.
+    prompt: Option<Vec<TokenId>>,
     times: RequestTimes,
     generated: Vec<TokenId>,
     /// Tokens whose log-probabilities are part of the next line.
@@ -24,8 +25,8 @@ pub(super) struct AnswerLineWriter {
 }
 
 impl AnswerLineWriter {
-    pub(super) fn new(format: OllamaFormat, times: RequestTimes) -> Self {
-        Self { format, times, generated: Vec::new(), unsent: CollectedTokens::default() }
+    pub(super) fn new(format: OllamaFormat, prompt: Option<Vec<TokenId>>, times: RequestTimes) -> Self {
+        Self { format, prompt, times, generated: Vec::new(), unsent: CollectedTokens::default() }
     }
 
     /// Removes the last `retracted` tokens, then appends `added`.
@@ -63,14 +64,18 @@ impl AnswerLineWriter {
     }
 
     fn last_line(&mut self, chat: &ChatStream, message: OllamaMessage) -> String {
-        let end = OllamaEnd::new(chat, self.times);
-        let thunder = ThunderFields::run(chat.run());
-        let logprobs = self.take_logprobs(chat);
-        self.format.line(&chat.model, message, logprobs, Some((end, &self.generated)), Some(thunder))
+        let line = OllamaLine {
+            message,
+            logprobs: self.take_logprobs(chat),
+            end: Some(OllamaEnd::new(chat, self.times)),
+            context: self.prompt.as_ref().map(|prompt| [prompt.as_slice(), &self.generated].concat()),
+            thunder: Some(ThunderFields::run(chat.run())),
+        };
+        self.format.line(&chat.model, line)
     }
 }
 
-impl ChatEventWriter for AnswerLineWriter {
+impl AnswerWriter for AnswerLineWriter {
     fn on_start(&mut self, _: &ChatStream, _: &mut PendingEvents) {}
 
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
@@ -89,7 +94,8 @@ impl ChatEventWriter for AnswerLineWriter {
                 ChatDelta::Retract(retraction) => thunder = Some(ThunderFields::retract(&retraction)),
             }
             let logprobs = self.take_logprobs(chat);
-            pending.push_back(ServerEvent::data(self.format.line(&chat.model, message, logprobs, None, thunder)));
+            let line = OllamaLine { message, logprobs, thunder, ..OllamaLine::default() };
+            pending.push_back(ServerEvent::data(self.format.line(&chat.model, line)));
         }
         if update.end.is_some() {
             pending.push_back(ServerEvent::data(self.last_line(chat, OllamaMessage::default())));

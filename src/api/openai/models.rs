@@ -2,9 +2,10 @@
 
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::model_status::ModelStatus;
-use crate::server::{App, Loaded, ModelEntry};
+use crate::server::extract::{Path, Query};
+use crate::server::{ApiError, App, LoadedModel, ModelEntry};
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,7 +14,7 @@ use utoipa::ToSchema;
 const ANTHROPIC_VERSION: &str = "anthropic-version";
 
 /// Query parameters of the model list.
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 pub(super) struct ListModelsParams {
     reload: Option<String>,
 }
@@ -159,9 +160,10 @@ pub(super) struct OllamaModelDetails {
               (status = 503, description = "The server is starting")))]
 pub(super) async fn list(
     State(app): State<App>,
-    Query(params): Query<ListModelsParams>,
+    params: Result<Query<ListModelsParams>, ApiError>,
     headers: HeaderMap,
 ) -> Result<Json<ModelListResponse>, OpenAiError> {
+    let Query(params) = params?;
     app.ready()?;
     if params.reload.is_some() {
         app.models().refresh().await;
@@ -187,11 +189,12 @@ pub(super) async fn list(
     responses((status = 200, body = ModelResponse), (status = 404, description = "Unknown model")))]
 pub(super) async fn show(
     State(app): State<App>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, ApiError>,
     headers: HeaderMap,
 ) -> Result<Json<ModelResponse>, OpenAiError> {
+    let Path(id) = id?;
     app.ready()?;
-    let entry = app.models().named(&id)?;
+    let entry = app.models().entry_by_name(&id)?;
     Ok(Json(if headers.contains_key(ANTHROPIC_VERSION) {
         ModelResponse::Anthropic(Box::new(AnthropicModel::new(&app, &entry)))
     } else {
@@ -225,7 +228,7 @@ impl OpenAiModel {
             created: app.started_at().timestamp(),
             owned_by: "thunder",
             status: entry.into(),
-            capabilities: entry.ready().map(Loaded::capabilities),
+            capabilities: entry.ready().map(LoadedModel::capabilities),
             meta: entry.ready().map(ModelMetadata::new),
         }
     }
@@ -262,7 +265,7 @@ impl OllamaModel {
 }
 
 impl ModelMetadata {
-    fn new(loaded: &Loaded) -> Self {
+    fn new(loaded: &LoadedModel) -> Self {
         let card = loaded.model().card();
         Self {
             architecture: card.architecture.clone(),

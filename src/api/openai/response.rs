@@ -1,8 +1,8 @@
 //! Parts of responses that completions and chat completions share.
 
 pub(super) use crate::api::shared::generation::OPENAI_NO_LOGPROB as NO_LOGPROB;
-use crate::api::shared::generation::{self, RunTimings, ThunderFields};
-use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart, StopType};
+use crate::api::shared::generation::{RunTimings, ThunderFields};
+use crate::api::shared::llama_completion::{LlamaCompletionFields, StopType};
 use crate::api::shared::settings::GenerationSettings;
 use crate::events::{Finish, FinishReason, RunId, Usage};
 use serde::{Serialize, Serializer};
@@ -96,49 +96,29 @@ pub(super) struct ChunkDetails<'a> {
     pub(super) timings: Option<RunTimings>,
     /// Only in the last chunk.
     #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
-    pub(super) verbose: Option<VerboseAnswer<'a>>,
+    pub(super) verbose: Option<LlamaCompletionFields<'a>>,
 }
 
-/// The answer with llama-server's details, for requests with `verbose`.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct VerboseAnswer<'a> {
-    #[serde(flatten)]
-    start: LlamaCompletionStart<'a>,
-    tokens_cached: u32,
-    #[serde(flatten)]
-    end: LlamaCompletionEnd<'a>,
-    timings: RunTimings,
-}
-
-impl<'a> VerboseAnswer<'a> {
-    /// Returns the details of an ended answer.
-    pub(super) fn new(
-        finish: &'a Finish,
-        model: &'a str,
-        id_slot: Option<u32>,
-        prompt: &'a str,
-        settings: &'a GenerationSettings,
-    ) -> Self {
-        let usage = finish.usage;
-        // The KV cache lacks the last token, because it is not decoded. An end-of-turn token is not counted at all.
-        let uncached = u32::from(StopType::from_finish(finish) != StopType::Eos && usage.completion_tokens > 0)
-            + generation::shifted_tokens(finish);
-        Self {
-            start: LlamaCompletionStart {
-                index: 0,
-                content: &finish.text,
-                tokens: Vec::new(),
-                id_slot: id_slot.map(i64::from),
-                stop: true,
-                model,
-                tokens_predicted: usage.completion_tokens,
-                tokens_evaluated: usage.prompt_tokens,
-            },
-            tokens_cached: (usage.prompt_tokens + usage.completion_tokens).saturating_sub(uncached),
-            end: LlamaCompletionEnd::new(finish, Cow::Borrowed(settings), prompt, finish.truncated),
-            timings: RunTimings::new(finish),
-        }
+/// Returns the ended answer with llama-server's details, for requests with `verbose`.
+pub(super) fn verbose_answer<'a>(
+    finish: &'a Finish,
+    model: &'a str,
+    id_slot: Option<u32>,
+    prompt: &'a str,
+    settings: &'a GenerationSettings,
+) -> LlamaCompletionFields<'a> {
+    let (predicted, slot) = (finish.usage.completion_tokens, id_slot.map(i64::from));
+    let mut fields = LlamaCompletionFields::new(finish, predicted, slot, model, prompt, Cow::Borrowed(settings));
+    // The uncached last token is then the end-of-turn token, which is not counted.
+    if fields.stop_type == StopType::Eos && predicted > 0 {
+        fields.tokens_cached += 1;
     }
+    fields
+}
+
+/// Returns the timings of the slowest answer.
+pub(super) fn slowest_timings<'a>(answers: impl Iterator<Item = &'a Finish>) -> Option<RunTimings> {
+    answers.max_by_key(|finish| finish.prompt_us + finish.generation_us).map(RunTimings::new)
 }
 
 /// Returns OpenAI's name of a finish reason.
@@ -147,5 +127,24 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
         FinishReason::Length => "length",
         FinishReason::ToolCalls => "tool_calls",
         FinishReason::Stop | FinishReason::Cancelled | FinishReason::Error => "stop",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::RunEnd;
+
+    #[test]
+    fn timings_are_those_of_the_slowest_answer() {
+        let finish = |prompt_us, generation_us| Finish {
+            prompt_us,
+            generation_us,
+            ..RunEnd::empty(chrono::Utc::now(), Usage::default()).finish
+        };
+        let answers = [finish(1000, 5000), finish(2000, 7000), finish(4000, 1000)];
+        let timings = slowest_timings(answers.iter());
+        assert_eq!(serde_json::to_value(timings).unwrap()["prompt_ms"], 2.0);
+        assert!(slowest_timings([].iter()).is_none());
     }
 }

@@ -5,10 +5,10 @@ use super::stored;
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::fields::invalid_value;
 use crate::events::Scope;
+use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App};
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
@@ -37,10 +37,10 @@ pub(super) struct ListInputItemsParams {
 pub(super) async fn input_items(
     State(app): State<App>,
     scope: Scope,
-    Path(id): Path<String>,
-    page: Result<Query<ListInputItemsParams>, QueryRejection>,
+    id: Result<Path<String>, ApiError>,
+    page: Result<Query<ListInputItemsParams>, ApiError>,
 ) -> Result<Json<InputItemsResponse>, OpenAiError> {
-    let Query(page) = page?;
+    let (Path(id), Query(page)) = (id?, page?);
     let response = stored::get(&app, &scope, &id).await?;
     let items = stored::conversation(&app, &scope, &id).await?;
     Ok(Json(page.select(&response, items)?))

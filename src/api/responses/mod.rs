@@ -14,16 +14,16 @@ mod stored;
 mod stream;
 
 use super::shared::{self, Fields};
-use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatStream, Conversation, InputTokensResponse};
+use crate::api::shared::chat::{ChatStream, InputTokensResponse, prepare_chat, stream_answers};
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation::{self, RunClient};
 use crate::events::{Scope, Surface};
+use crate::server::extract::Path;
 use crate::server::{Access, ApiError, App, Protocol};
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use event::ResponseStreamEvent;
 use logprobs::TextTokens;
@@ -63,15 +63,16 @@ async fn create(client: RunClient, body: Result<Bytes, BytesRejection>) -> Resul
     let body_json = shared::parse_json(&body?)?;
     let fields = Fields::new(&body_json)?;
     let (mut items, input) = conversation(&client.app, &client.caller.scope, fields).await?;
-    let body = request::to_chat(&body_json, &items, &input)?;
+    let (body, names) = request::to_chat(&body_json, &items, &input)?;
     let echo = EchoedFields::from_body(&body_json);
     let stores = fields.flag("store")?.unwrap_or(true);
     items.extend(input);
-    let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Responses).await?;
+    let started = ChatStream::parse_and_start(&client, &body, Surface::Responses).await;
+    let mut chat = started.map_err(|error| names.restore(error))?;
     let run = chat.run();
     let record = stores.then_some(ResponseRecord { app: client.app, run, items, owner: client.caller.tenant });
     let response = if chat.options.stream {
-        respond(chat, stream::ResponseEventWriter::new(echo, record))
+        stream_answers(chat, stream::ResponseEventWriter::new(echo, record))
     } else {
         let mut tokens = TextTokens::default();
         while let Some(mut update) = chat.next().await? {
@@ -104,8 +105,12 @@ async fn conversation(app: &App, scope: &Scope, fields: Fields<'_>) -> Result<(V
 #[utoipa::path(get, path = "/v1/responses/{response_id}", tag = "openai",
     params(("response_id" = String, Path, description = "Id of the response")),
     responses((status = 200, body = ResponseObject), (status = 404, description = "No stored response has this id")))]
-async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<Json<Value>, OpenAiError> {
-    Ok(Json(stored::get(&app, &scope, &id).await?))
+async fn show(
+    State(app): State<App>,
+    scope: Scope,
+    id: Result<Path<String>, ApiError>,
+) -> Result<Json<Value>, OpenAiError> {
+    Ok(Json(stored::get(&app, &scope, &id?.0).await?))
 }
 
 /// Deletes a stored response. Responses that continue it keep its conversation.
@@ -115,8 +120,9 @@ async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> R
 async fn delete(
     State(app): State<App>,
     scope: Scope,
-    Path(id): Path<String>,
+    id: Result<Path<String>, ApiError>,
 ) -> Result<Json<DeletedResponse>, OpenAiError> {
+    let Path(id) = id?;
     stored::delete(&app, &scope, &id).await?;
     Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
 }
@@ -133,8 +139,7 @@ async fn input_tokens(
 ) -> Result<Json<InputTokensResponse>, OpenAiError> {
     let body_json = shared::parse_json(&body?)?;
     let (items, input) = conversation(&app, &scope, Fields::new(&body_json)?).await?;
-    let body = request::to_chat(&body_json, &items, &input)?;
-    let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let prepared = Conversation::parse(&app, Fields::new(&body)?.with_server_defaults(&app))?.prepare(&loaded).await?;
+    let (body, names) = request::to_chat(&body_json, &items, &input)?;
+    let prepared = prepare_chat(&app, &body).await.map_err(|error| names.restore(error))?;
     Ok(Json(InputTokensResponse::new(&prepared)))
 }

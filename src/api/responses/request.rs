@@ -3,6 +3,7 @@
 //! The converted body is parsed like that of any other chat completion, so it is a JSON value, not a struct.
 
 use super::items::push_item;
+use crate::api::shared::ClientNames;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::server::{ApiError, ErrorCode};
 use serde::Deserialize;
@@ -95,8 +96,8 @@ pub(super) fn input(fields: Fields<'_>) -> Result<Vec<Value>, ApiError> {
 }
 
 /// Converts the body to that of a chat completion, with the items of an `earlier` conversation before those of its
-/// `input`, which have no references.
-pub(super) fn to_chat(body: &Value, earlier: &[Value], input: &[Value]) -> Result<Value, ApiError> {
+/// `input`, which have no references. Also returns the client's names of the converted fields.
+pub(super) fn to_chat(body: &Value, earlier: &[Value], input: &[Value]) -> Result<(Value, ClientNames), ApiError> {
     let fields = Fields::new(body)?;
     for (name, reason) in UNSUPPORTED {
         if fields.get(name).is_some() {
@@ -110,21 +111,36 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value], input: &[Value]) -> Resul
         return Err(ApiError::invalid("background", detail).code(ErrorCode::Unsupported));
     }
     let mut chat = fields.without(CONVERTED);
+    let mut names = ClientNames::default();
+    names.add("messages", "input");
     let mut messages = Vec::new();
     if let Some(instructions) = fields.text("instructions")? {
         messages.push(json!({ "role": "system", "content": instructions }));
+        names.add("messages[0]", "instructions");
     }
-    for item in earlier {
-        push_item(&mut messages, item, "previous_response_id")?;
-    }
-    for (index, item) in input.iter().enumerate() {
-        push_item(&mut messages, item, &format!("input[{index}]"))?;
+    let earlier = earlier.iter().map(|item| (item, "previous_response_id".to_owned()));
+    let input = input.iter().enumerate().map(|(index, item)| (item, format!("input[{index}]")));
+    for (item, at) in earlier.chain(input) {
+        let first = messages.len();
+        push_item(&mut messages, item, &at)?;
+        // An item that extends the message of an earlier one adds none.
+        for converted in first..messages.len() {
+            names.add(format!("messages[{converted}]"), &at);
+        }
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.list("tools")? {
-        let tools = tools.iter().enumerate().map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")));
-        let tools = tools.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()?;
-        chat.insert("tools".into(), tools.into());
+        let mut functions = Vec::new();
+        for (index, tool) in tools.iter().enumerate() {
+            let (at, converted_at) = (format!("tools[{index}]"), format!("tools[{}]", functions.len()));
+            let Some(function) = convert_tool(tool, &at)? else { continue };
+            if !tool["function"].is_object() {
+                names.add(format!("{converted_at}.function"), &at);
+            }
+            names.add(converted_at, at);
+            functions.push(function);
+        }
+        chat.insert("tools".into(), functions.into());
     }
     match fields.get("tool_choice") {
         Some(Value::Object(choice)) if choice.get("type").is_some_and(|kind| kind == "function") => {
@@ -138,13 +154,18 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value], input: &[Value]) -> Resul
     }
     if let Some(format) = fields.object("text")?.and_then(|text| text.get("format")) {
         chat.insert("response_format".into(), format.clone());
+        for name in ["response_format", "response_format.json_schema"] {
+            names.add(name, "text.format");
+        }
     }
     if let Some(limit) = fields.get("max_output_tokens") {
         fields.integer("max_output_tokens", 1..=i64::from(i32::MAX))?;
         chat.insert("max_tokens".into(), limit.clone());
+        names.add("max_tokens", "max_output_tokens");
     }
     if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")) {
         chat.insert("reasoning_effort".into(), effort.clone());
+        names.add("reasoning_effort", "reasoning.effort");
     }
     insert_logprobs(fields, &mut chat)?;
     match fields.text("truncation")? {
@@ -154,7 +175,7 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value], input: &[Value]) -> Resul
         None | Some("auto" | "disabled") => {}
         Some(other) => return Err(invalid_value("truncation", "\"auto\" or \"disabled\"", &other.into())),
     }
-    Ok(Value::Object(chat))
+    Ok((Value::Object(chat), names))
 }
 
 /// Requests log-probabilities if `include` lists them or `top_logprobs` is above 0.
@@ -198,7 +219,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn to_chat(body: &Value) -> Result<Value, ApiError> {
-        super::to_chat(body, &[], &input(Fields::new(body)?)?)
+        super::to_chat(body, &[], &input(Fields::new(body)?)?).map(|(chat, _)| chat)
     }
 
     #[test]
@@ -262,6 +283,24 @@ mod tests {
         assert_eq!(chat["tool_choice"]["function"]["name"], "f");
         assert_eq!(chat["response_format"]["type"], "json_schema");
         assert_eq!(chat["tools"][0]["function"]["name"], "f");
+    }
+
+    #[test]
+    fn messages_are_named_like_their_items() {
+        let earlier = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
+        let call = json!({"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"});
+        let input = [call, json!({"role": "user", "content": "c"})];
+        let (chat, names) = super::to_chat(&json!({"instructions": "Be short."}), &earlier, &input).unwrap();
+        assert_eq!(chat["messages"].as_array().unwrap().len(), 4, "the call extends the earlier answer");
+        for (name, expected) in [
+            ("messages", "input"),
+            ("messages[0].role", "instructions.role"),
+            ("messages[1].content", "previous_response_id.content"),
+            ("messages[2].tool_calls", "previous_response_id.tool_calls"),
+            ("messages[3].content", "input[1].content"),
+        ] {
+            assert_eq!(names.restore(ApiError::invalid(name, "")).pointer(), Some(expected));
+        }
     }
 
     #[test]

@@ -227,17 +227,19 @@ impl ResponseObject {
         let parsed = chat.message(0);
         let status = status(chat);
         let mut output = Vec::new();
-        if !parsed.reasoning.is_empty() {
-            output.push(OutputItem::reasoning(chat, 0, Some(parsed.reasoning.clone())));
-        }
         let calls = chat.calls(0);
+        // Only the last item can be cut.
+        let status_before = |has_next: bool| if has_next { ResponseStatus::Completed } else { status };
+        if !parsed.reasoning.is_empty() {
+            let status = status_before(!parsed.content.is_empty() || !calls.is_empty());
+            output.push(OutputItem::reasoning(chat, 0, Some(parsed.reasoning.clone()), status));
+        }
         if !parsed.content.is_empty() || (calls.is_empty() && output.is_empty()) {
             let part = OutputPart::text(parsed.content.clone(), tokens.logprobs(chat, 0..tokens.assigned()));
-            output.push(OutputItem::message(chat, 0, Some(part), status));
+            output.push(OutputItem::message(chat, 0, Some(part), status_before(!calls.is_empty())));
         }
         for (number, call) in calls.into_iter().enumerate() {
-            let is_complete = serde_json::from_str::<serde::de::IgnoredAny>(call.arguments).is_ok();
-            let status = if is_complete { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
+            let status = call_status(call.arguments);
             output.push(OutputItem::function_call(chat, number, call.id, call.name, call.arguments, status));
         }
         let details = IncompleteDetails { reason: "max_output_tokens" };
@@ -298,6 +300,12 @@ fn status(chat: &ChatStream) -> ResponseStatus {
     }
 }
 
+/// Returns the status of a call whose arguments end with these.
+pub(super) fn call_status(arguments: &str) -> ResponseStatus {
+    let is_complete = serde_json::from_str::<serde::de::IgnoredAny>(arguments).is_ok();
+    if is_complete { ResponseStatus::Completed } else { ResponseStatus::Incomplete }
+}
+
 /// Returns the id of an item. `number` counts the items of its kind: a streamed answer may have several messages between
 /// its reasoning and calls, which are one message of the complete response.
 fn id(chat: &ChatStream, kind: &str, number: usize) -> String {
@@ -305,13 +313,13 @@ fn id(chat: &ChatStream, kind: &str, number: usize) -> String {
 }
 
 impl OutputItem {
-    /// Returns a reasoning item; `None` as text means that the item has just started.
-    pub(super) fn reasoning(chat: &ChatStream, number: usize, text: Option<String>) -> Self {
+    /// Returns a reasoning item; `None` as its text means that the item has just started.
+    pub(super) fn reasoning(chat: &ChatStream, number: usize, text: Option<String>, status: ResponseStatus) -> Self {
         Self::Reasoning {
             id: id(chat, "rs", number),
             summary: [],
             encrypted_content: None,
-            status: if text.is_some() { ResponseStatus::Completed } else { ResponseStatus::InProgress },
+            status,
             content: text.into_iter().map(OutputPart::reasoning).collect(),
         }
     }

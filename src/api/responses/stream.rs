@@ -5,10 +5,9 @@
 
 use super::event::{ResponseEvent, ResponseStreamEvent};
 use super::logprobs::TextTokens;
-use super::response::{EchoedFields, OutputItem, OutputPart, ResponseObject, ResponseStatus};
+use super::response::{EchoedFields, OutputItem, OutputPart, ResponseObject, ResponseStatus, call_status};
 use super::stored::ResponseRecord;
-use crate::api::shared::chat::sse::ChatEventWriter;
-use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::chat::{AnswerWriter, ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation::{RunTimings, TokenProbabilities};
 use crate::api::shared::sse::{PendingEvents, push_typed};
 use crate::server::ApiError;
@@ -118,7 +117,9 @@ impl ResponseEventWriter {
         let (output_index, number) = (self.completed, self.counts.add(&kind));
         let started = ResponseStatus::InProgress;
         let (item, part) = match &kind {
-            ItemKind::Reasoning => (OutputItem::reasoning(chat, number, None), Some(OutputPart::reasoning(""))),
+            ItemKind::Reasoning => {
+                (OutputItem::reasoning(chat, number, None, started), Some(OutputPart::reasoning("")))
+            }
             ItemKind::Text => {
                 (OutputItem::message(chat, number, None, started), Some(OutputPart::text("", Vec::new())))
             }
@@ -192,16 +193,18 @@ impl ResponseEventWriter {
             self.send(ResponseEvent::ContentPartDone { item_id, output_index, content_index, part }, pending);
         }
         let item = match kind {
-            ItemKind::Reasoning => OutputItem::reasoning(chat, number, Some(text)),
+            ItemKind::Reasoning => OutputItem::reasoning(chat, number, Some(text), status),
             ItemKind::Text => OutputItem::message(chat, number, Some(OutputPart::text(text, logprobs)), status),
-            ItemKind::Call { id, name } => OutputItem::function_call(chat, number, &id, &name, &text, status),
+            ItemKind::Call { id, name } => {
+                OutputItem::function_call(chat, number, &id, &name, &text, call_status(&text))
+            }
         };
         self.send(ResponseEvent::OutputItemDone { output_index, item: &item }, pending);
         self.completed += 1;
     }
 }
 
-impl ChatEventWriter for ResponseEventWriter {
+impl AnswerWriter for ResponseEventWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
         let response = ResponseObject::in_progress(chat, self.echo.clone());
         self.send(ResponseEvent::Created { response: &response }, pending);

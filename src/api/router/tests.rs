@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::flags::{DataFlags, EngineFlags, default_flags};
 use crate::config::{Config, KeyHash, VertexConfig};
 use crate::mods::ModRegistry;
 use axum::body::{Body, to_bytes};
@@ -16,9 +16,9 @@ fn app(key: Option<&str>) -> App {
 
 /// Returns the state of a server without a model, with a changed configuration.
 fn app_with(change: impl FnOnce(&mut Config)) -> App {
-    let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
-    let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
-    let mut config = Config::new(engine, data, &ServerFlags::default()).unwrap();
+    let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..default_flags() };
+    let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..default_flags() };
+    let mut config = Config::new(engine, data, &default_flags()).unwrap();
     change(&mut config);
     App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default)
 }

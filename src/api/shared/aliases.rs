@@ -1,8 +1,8 @@
 //! Names of parameters in the attention API and in `KoboldCPP`'s. Each accepts the names of both, because clients of
 //! `KoboldCPP`'s routes may send `input_ids`.
 
-use super::Fields;
-use crate::server::{ApiError, App};
+use super::{ClientNames, Fields};
+use crate::server::App;
 use serde_json::{Map, Value};
 
 /// Names in the attention API and in `KoboldCPP`'s, each with Thunder's name of the parameter.
@@ -18,27 +18,22 @@ const ALIASES: [(&str, &str); 9] = [
     ("nsigma", "top_n_sigma"),
 ];
 
-/// Returns the server's defaults, overridden by the parameters that the body contains under an alias.
-pub(crate) fn defaults_with_aliases(app: &App, fields: Fields<'_>) -> Map<String, Value> {
+/// Returns the server's defaults, overridden by the parameters that the body contains under an alias, and the names of
+/// these.
+pub(crate) fn defaults_with_aliases(app: &App, fields: Fields<'_>) -> (Map<String, Value>, ClientNames) {
+    let mut names = ClientNames::default();
     let mut defaults = app.config().server.request_defaults.clone();
     for (client_name, name) in ALIASES {
         if let Some(value) = fields.get(client_name) {
             defaults.insert(name.into(), value.clone());
+            if fields.get(name).is_none() {
+                names.add(name, client_name);
+            }
         }
     }
     // The client's maximum length overrides the server's, which is stored as `n_predict`.
     if defaults.contains_key("max_tokens") {
         defaults.remove("n_predict");
     }
-    defaults
-}
-
-/// Replaces a parameter's name in an error with the name that the client used.
-pub(crate) fn restore_client_names(error: ApiError, fields: Fields<'_>) -> ApiError {
-    let client_name =
-        ALIASES.iter().find(|(client_name, name)| error.pointer() == Some(*name) && fields.get(client_name).is_some());
-    match client_name {
-        Some((client_name, name)) => error.rename_field(name, client_name),
-        None => error,
-    }
+    (defaults, names)
 }

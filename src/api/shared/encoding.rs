@@ -6,7 +6,7 @@ use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::llama::{EncoderOutput, Pooling};
 use crate::model::{TokenizeOptions, Vocabulary};
-use crate::server::{ApiError, ErrorKind, Loaded};
+use crate::server::{ApiError, ErrorKind, LoadedModel};
 use base64::Engine as _;
 use serde::Serialize;
 use serde_json::Value;
@@ -47,7 +47,7 @@ pub(crate) struct InputField {
 }
 
 impl InputField {
-    pub(crate) fn new(loaded: &Loaded, name: &'static str, is_list: bool) -> Self {
+    pub(crate) fn new(loaded: &LoadedModel, name: &'static str, is_list: bool) -> Self {
         Self { name, is_list, max_input_tokens: loaded.encoder().max_input_tokens() }
     }
 
@@ -92,7 +92,7 @@ impl InputField {
 
 /// Tokenizes on a blocking thread and encodes the inputs.
 pub(crate) async fn encode(
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     field: InputField,
     output: EncoderOutput,
     tokenize: impl FnOnce(&Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> + Send + 'static,
@@ -103,7 +103,7 @@ pub(crate) async fn encode(
 
 /// Tokenizes on a blocking thread.
 pub(crate) async fn tokenize_blocking(
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     tokenize: impl FnOnce(&Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> + Send + 'static,
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let vocabulary = Arc::clone(loaded.vocabulary());
@@ -113,7 +113,7 @@ pub(crate) async fn tokenize_blocking(
 
 /// Encodes the inputs of a field.
 pub(crate) async fn encode_inputs(
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     field: InputField,
     output: EncoderOutput,
     inputs: Vec<Vec<TokenId>>,
@@ -147,7 +147,7 @@ pub(crate) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a 
 ///
 /// # Errors
 /// 501 if the server has no embeddings; 400 if it has only embeddings of tokens.
-pub(crate) fn text_pooling(loaded: &Loaded) -> Result<Pooling, ApiError> {
+pub(crate) fn text_pooling(loaded: &LoadedModel) -> Result<Pooling, ApiError> {
     let pooling = loaded.encoder().embeddings().map_err(unavailable)?;
     if pooling == Pooling::None {
         return Err(ApiError::bad_request(

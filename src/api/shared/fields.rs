@@ -27,6 +27,12 @@ impl<'a> Fields<'a> {
         Self { defaults: Some(defaults), ..self }
     }
 
+    /// Returns the fields that the defaults contain, then those of the body, which override them.
+    pub(crate) fn layers(self) -> impl Iterator<Item = Self> {
+        let defaults = self.defaults.map(|body| Self { body, defaults: None, ..self });
+        defaults.into_iter().chain([Self { defaults: None, ..self }])
+    }
+
     /// Returns the same fields with the server's defaults for parameters absent from the body. Recorded parameters must not
     /// get them.
     pub(crate) fn with_server_defaults(self, app: &'a App) -> Self {

@@ -3,7 +3,7 @@
 use crate::api::shared::{Fields, parameters};
 use crate::events::TokenId;
 use crate::model::{InfillTokens, TokenizeOptions, Vocabulary};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use serde_json::Value;
 
 /// Maximum tokens of the answer for which room is reserved if a request does not set their number.
@@ -34,7 +34,7 @@ pub(crate) fn is_suffix_first(app: &App) -> bool {
 /// 501 if the model has no infill tokens.
 pub(crate) fn infill_prompt(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prefix: &str,
     suffix: &str,

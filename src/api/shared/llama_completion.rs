@@ -1,14 +1,15 @@
 //! Fields of llama-server's completion, which OpenAI's routes also return for requests with `verbose`.
 
+use super::generation::{RunTimings, shifted_tokens};
 use super::settings::GenerationSettings;
 use crate::events::{Finish, FinishReason, TokenId};
 use serde::Serialize;
 use std::borrow::Cow;
 use utoipa::ToSchema;
 
-/// The first fields of a completion: its text and token counts.
+/// Fields of a completion, or of the last chunk of its stream.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct LlamaCompletionStart<'a> {
+pub(crate) struct LlamaCompletionFields<'a> {
     /// Index of the answer.
     pub(crate) index: usize,
     /// The text; empty in a stream.
@@ -23,6 +24,20 @@ pub(crate) struct LlamaCompletionStart<'a> {
     pub(crate) model: &'a str,
     pub(crate) tokens_predicted: u32,
     pub(crate) tokens_evaluated: u32,
+    #[schema(value_type = GenerationSettings)]
+    pub(crate) generation_settings: Cow<'a, GenerationSettings>,
+    /// Text of the prompt.
+    pub(crate) prompt: &'a str,
+    pub(crate) has_new_line: bool,
+    /// True if the context ended the answer.
+    pub(crate) truncated: bool,
+    /// `limit`, `word`, `eos` or `none`.
+    #[schema(value_type = String)]
+    pub(crate) stop_type: StopType,
+    /// The stop string that ended the answer, or "".
+    pub(crate) stopping_word: &'a str,
+    pub(crate) tokens_cached: u32,
+    pub(crate) timings: RunTimings,
 }
 
 /// The cause of an answer's end.
@@ -51,38 +66,37 @@ impl StopType {
     }
 }
 
-/// The last fields of a completion: its settings and the cause of its end.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct LlamaCompletionEnd<'a> {
-    #[schema(value_type = GenerationSettings)]
-    generation_settings: Cow<'a, GenerationSettings>,
-    /// Text of the prompt.
-    prompt: &'a str,
-    has_new_line: bool,
-    /// True if the context ended the answer.
-    truncated: bool,
-    /// `limit`, `word`, `eos` or `none`.
-    #[schema(value_type = String)]
-    stop_type: StopType,
-    /// The stop string that ended the answer, or "".
-    stopping_word: &'a str,
-}
-
-impl<'a> LlamaCompletionEnd<'a> {
-    /// Returns the settings of an answer and the cause of its end.
+impl<'a> LlamaCompletionFields<'a> {
+    /// Returns the fields of an answer with its whole text and without token ids, of which `predicted` tokens are
+    /// counted.
     pub(crate) fn new(
         finish: &'a Finish,
-        generation_settings: Cow<'a, GenerationSettings>,
+        predicted: u32,
+        id_slot: Option<i64>,
+        model: &'a str,
         prompt: &'a str,
-        truncated: bool,
+        settings: Cow<'a, GenerationSettings>,
     ) -> Self {
+        let usage = finish.usage;
+        // The KV cache lacks the last token, because it is not decoded.
+        let uncached = u32::from(predicted > 0) + shifted_tokens(finish);
         Self {
-            generation_settings,
+            index: 0,
+            content: &finish.text,
+            tokens: Vec::new(),
+            id_slot,
+            stop: true,
+            model,
+            tokens_predicted: predicted,
+            tokens_evaluated: usage.prompt_tokens,
+            generation_settings: settings,
             prompt,
             has_new_line: finish.text.contains('\n'),
-            truncated,
+            truncated: finish.truncated,
             stop_type: StopType::from_finish(finish),
             stopping_word: finish.stop_string.as_deref().unwrap_or_default(),
+            tokens_cached: (usage.prompt_tokens + predicted).saturating_sub(uncached),
+            timings: RunTimings::with_predicted(finish, predicted),
         }
     }
 }

@@ -6,6 +6,7 @@ pub(super) mod asyncapi;
 pub(super) mod attention;
 pub(super) mod body;
 pub(super) mod chat;
+pub(super) mod client_names;
 pub(super) mod encoding;
 pub(super) mod error;
 pub(super) mod feedback;
@@ -22,6 +23,7 @@ mod request;
 pub(super) mod settings;
 pub(super) mod sse;
 
+pub(super) use client_names::ClientNames;
 pub(super) use fields::Fields;
 pub(super) use model_body::ModelBody;
 pub(super) use msgpack::parse_msgpack;

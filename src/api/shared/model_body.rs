@@ -1,7 +1,7 @@
 //! Extractor of a JSON body and the model that it names.
 
 use super::{Fields, parse_json};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) struct ModelBody {
     pub(crate) app: App,
     pub(crate) body: Value,
-    pub(crate) loaded: Loaded,
+    pub(crate) loaded: LoadedModel,
 }
 
 impl FromRequest<App> for ModelBody {
@@ -19,7 +19,7 @@ impl FromRequest<App> for ModelBody {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         let body = parse_json(&Bytes::from_request(request, app).await?)?;
-        let loaded = app.loaded(Fields::new(&body)?.text("model")?).await?;
+        let loaded = app.get_or_load(Fields::new(&body)?.text("model")?).await?;
         Ok(Self { app: app.clone(), body, loaded })
     }
 }

@@ -4,7 +4,7 @@ use super::parameters::{MinTokens, SeveralConstraints};
 use super::{Fields, parameters};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 
 /// Fields that influence the answer and are recorded as sent, because no other part of the recording contains them.
 const RECORDED_FIELDS: [&str; 10] = [
@@ -26,7 +26,7 @@ const RECORDED_FIELDS: [&str; 10] = [
 /// A field has an invalid value.
 pub(crate) fn engine_request(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prompt: Vec<TokenId>,
     surface: Surface,
@@ -45,7 +45,7 @@ pub(crate) fn engine_request(
 /// A field has an invalid value.
 pub(crate) fn base_request(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prompt: Vec<TokenId>,
     surface: Surface,

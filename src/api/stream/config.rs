@@ -2,11 +2,11 @@
 
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::parameters::MinTokens;
-use crate::api::shared::{base_request, parameters};
+use crate::api::shared::{ClientNames, base_request, parameters};
 use crate::engine::{Limits, ReportOptions, Request, SamplingParams};
 use crate::events::Surface;
 use crate::model::{TokenizeOptions, Vocabulary};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
@@ -81,8 +81,7 @@ pub(super) struct StreamOptions {
 pub(super) struct RunConfig {
     /// Has Thunder's names of the parameters.
     body: Value,
-    /// Thunder's names of parameters in `body`, each with the client's name.
-    client_names: Vec<(&'static str, &'static str)>,
+    client_names: ClientNames,
     pub(super) options: StreamOptions,
 }
 
@@ -177,7 +176,6 @@ impl RunConfig {
         let mut change = parameters.clone();
         let client_names = rename_aliases(&mut change);
         let mut modified = self.clone();
-        modified.client_names.retain(|(name, _)| !change.contains_key(*name));
         modified.client_names.extend(client_names);
         if let Some(body) = modified.body.as_object_mut() {
             body.extend(change);
@@ -198,7 +196,7 @@ impl RunConfig {
         seed: Option<u32>,
     ) -> Result<(SamplingParams, Limits), ApiError> {
         let fields = Fields::new(&self.body)?.with_server_defaults(app);
-        let restore = |error| self.restore_client_name(error);
+        let restore = |error| self.client_names.restore(error);
         let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore)?;
         sampling.seed = seed.unwrap_or(sampling.seed);
         let limits = parameters::limits(fields, vocabulary, room, MinTokens::One).map_err(restore)?;
@@ -209,7 +207,7 @@ impl RunConfig {
     ///
     /// # Errors
     /// A field is invalid for this model; the error names it.
-    pub(super) fn prepare(&self, app: &App, loaded: &Loaded, request_id: String) -> Result<PreparedRun, ApiError> {
+    pub(super) fn prepare(&self, app: &App, loaded: &LoadedModel, request_id: String) -> Result<PreparedRun, ApiError> {
         let fields = Fields::new(&self.body)?.with_server_defaults(app);
         let vocabulary = loaded.vocabulary();
         let prompt = fields.get("prompt").unwrap_or(&Value::Null);
@@ -222,20 +220,11 @@ impl RunConfig {
             alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
             report: ReportOptions { progress: true, ..ReportOptions::default() },
             ..base_request(app, loaded, fields, tokens, Surface::Websocket, MinTokens::One)
-                .map_err(|error| self.restore_client_name(error))?
+                .map_err(|error| self.client_names.restore(error))?
         };
         let context = loaded.engine().context_per_slot();
         let room = parameters::answer_room(request.overflow, context, request.prompt.len());
         Ok(PreparedRun { request, prompt_text, room })
-    }
-
-    /// Replaces the name of a parameter in an error with the client's name.
-    fn restore_client_name(&self, error: ApiError) -> ApiError {
-        let renamed = self.client_names.iter().find(|(name, _)| error.pointer() == Some(*name));
-        match renamed {
-            Some((name, client_name)) if name != client_name => error.rename_field(name, client_name),
-            _ => error,
-        }
     }
 }
 
@@ -243,9 +232,9 @@ fn is_section(name: &str) -> bool {
     matches!(name, "type" | "parameters" | "options")
 }
 
-/// Replaces the names of [`ALIASES`] with Thunder's. Returns Thunder's names of those present, each with the client's.
-fn rename_aliases(body: &mut Map<String, Value>) -> Vec<(&'static str, &'static str)> {
-    let mut client_names = Vec::new();
+/// Replaces the names of [`ALIASES`] with Thunder's. Returns the client's names of those present.
+fn rename_aliases(body: &mut Map<String, Value>) -> ClientNames {
+    let mut client_names = ClientNames::default();
     for (name, aliases) in ALIASES {
         let present: Vec<(&str, Value)> =
             aliases.iter().filter_map(|&alias| Some((alias, body.shift_remove(alias)?))).collect();
@@ -253,7 +242,7 @@ fn rename_aliases(body: &mut Map<String, Value>) -> Vec<(&'static str, &'static 
         let first = present.iter().position(|(_, value)| !value.is_null()).unwrap_or(0);
         if let Some((client_name, value)) = present.into_iter().nth(first) {
             body.insert(name.to_owned(), value);
-            client_names.push((name, client_name));
+            client_names.add(name, client_name);
         }
     }
     client_names
@@ -312,11 +301,11 @@ mod tests {
             let config = RunConfig::parse(&json!({"prompt": "p", "parameters": {name: 100}}), true).unwrap();
             assert_eq!(config.body, json!({"prompt": "p", "max_tokens": 100}));
             let error = || ApiError::invalid("max_tokens", "`max_tokens` is invalid");
-            assert_eq!(config.restore_client_name(error()).problem().detail, format!("`{name}` is invalid"));
+            assert_eq!(config.client_names.restore(error()).problem().detail, format!("`{name}` is invalid"));
             for changed in parameters::MAX_TOKENS_FIELDS {
                 let (modified, _) = config.modified(json!({changed: 5}).as_object().unwrap()).unwrap();
                 assert_eq!(modified.body, json!({"prompt": "p", "max_tokens": 5}), "{name} {changed}");
-                assert_eq!(modified.restore_client_name(error()).pointer(), Some(changed));
+                assert_eq!(modified.client_names.restore(error()).pointer(), Some(changed));
             }
         }
         let both = json!({"prompt": "p", "max_tokens": 9, "n_predict": 5});

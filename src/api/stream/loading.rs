@@ -3,7 +3,7 @@
 use super::response::{StatusMessage, StatusOperation, StreamMessage};
 use crate::api::shared::sse::to_json;
 use crate::server::socket::Outgoing;
-use crate::server::{ApiError, App, Loaded, ModelState, ServerState};
+use crate::server::{ApiError, App, LoadedModel, ModelState, ServerState};
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
@@ -13,16 +13,16 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 /// Waits for the model with that name and returns it. `client` receives the loading progress.
 ///
 /// # Errors
-/// Same as [`App::loaded`], except that it waits for a starting server.
+/// Same as [`App::get_or_load`], except that it waits for a starting server.
 pub(super) async fn wait(
     app: &App,
     name: Option<&str>,
     request_id: &str,
     client: Option<&Outgoing>,
-) -> Result<Loaded, ApiError> {
+) -> Result<LoadedModel, ApiError> {
     let loaded = async {
         app.started().await;
-        app.loaded(name).await
+        app.get_or_load(name).await
     };
     let mut loaded = std::pin::pin!(loaded);
     let started = Instant::now();
@@ -42,7 +42,7 @@ pub(super) async fn wait(
 }
 
 fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -> String {
-    let entry = app.models().find_entry(name).ok();
+    let entry = app.models().entry_for_request(name).ok();
     let fraction = entry.as_ref().and_then(|entry| match entry.state {
         ModelState::Loading { progress, .. } => Some(progress),
         _ => None,
@@ -68,7 +68,7 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+    use crate::config::flags::{DataFlags, EngineFlags, ServerFlags, default_flags};
     use crate::events::system;
     use crate::mods::ModRegistry;
     use std::path::Path;
@@ -81,18 +81,13 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
         std::fs::copy(&tiny, folder.join("apple.gguf")).unwrap();
-        let data = DataFlags { data_dir: Some(folder.join("data")), ..DataFlags::default() };
-        let engine = EngineFlags {
-            model: Some(tiny),
-            parallel: Some(1),
-            batch_size: 1,
-            ubatch_size: 1,
-            ..EngineFlags::default()
-        };
-        let server = ServerFlags { models_dir: Some(folder.clone()), ..ServerFlags::default() };
+        let data = DataFlags { data_dir: Some(folder.join("data")), ..default_flags() };
+        let engine =
+            EngineFlags { model: Some(tiny), parallel: Some(1), batch_size: 1, ubatch_size: 1, ..default_flags() };
+        let server = ServerFlags { models_dir: Some(folder.clone()), ..default_flags() };
         let config = Config::new(engine, data, &server).unwrap();
         let app = App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default);
-        app.models().open(mpsc::channel(1).0.into()).await.unwrap();
+        app.models().open(None, mpsc::channel(1).0.into()).await.unwrap();
         app.set_state(ServerState::Ready);
         for name in ["apple", "apple/mod", "publisher/apple"] {
             let status = progress(&app, Some(name), "id", Instant::now());

@@ -2,7 +2,7 @@
 
 use super::error::StreamErrorMessage;
 use crate::events::{FinishReason, RunId, TokenId, Usage};
-use crate::server::{ApiError, Loaded};
+use crate::server::{ApiError, LoadedModel};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -253,7 +253,7 @@ impl StreamMessage<'_> {
 
 impl StreamModelInfo {
     /// Returns the properties of a model.
-    pub(super) fn new(loaded: &Loaded) -> Self {
+    pub(super) fn new(loaded: &LoadedModel) -> Self {
         let card = loaded.model().card();
         Self {
             version: card.architecture.clone(),

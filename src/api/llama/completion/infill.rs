@@ -11,7 +11,7 @@ use crate::api::shared::infill::{InfillParts, infill_tokens, is_suffix_first};
 use crate::api::shared::{ModelBody, parameters};
 use crate::events::TokenId;
 use crate::model::{InfillTokens, TokenizeOptions, Vocabulary};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
@@ -54,11 +54,11 @@ struct InfillBody {
 async fn infill(client: RunClient, body: Result<ModelBody, ApiError>) -> Result<Response, LlamaError> {
     let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
-    let tokens = prompt(fields, &loaded, is_suffix_first(&client.app))?;
+    let tokens = prompt(fields.with_server_defaults(&client.app), &loaded, is_suffix_first(&client.app))?;
     complete(&client, &loaded, fields, vec![LlamaPrompt { tokens, ..LlamaPrompt::default() }]).await
 }
 
-fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {
+fn prompt(fields: Fields<'_>, loaded: &LoadedModel, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let tokens = infill_tokens(vocabulary)?;
     let required = |name: &str| {
@@ -75,9 +75,8 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
         extra: encode_extra(fields, vocabulary, tokens)?,
         suffix_first,
     };
-    let n_predict =
-        fields.integer("n_predict", -1..=i64::from(i32::MAX))?.and_then(|count| usize::try_from(count).ok());
-    parts.shorten(loaded.engine().context_per_slot() as usize, n_predict);
+    let max_tokens = usize::try_from(parameters::n_predict(fields)).ok();
+    parts.shorten(loaded.engine().context_per_slot() as usize, max_tokens);
     Ok(parts.prompt(vocabulary, tokens))
 }
 

@@ -10,7 +10,7 @@ use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::TokenizeOptions;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -84,7 +84,7 @@ pub(super) struct LlamaCompletionRequest {
 /// Parses a body with these prompts.
 pub(super) fn parse(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prompts: Vec<LlamaPrompt>,
 ) -> Result<LlamaCompletionRequest, ApiError> {
@@ -139,7 +139,7 @@ fn answer_count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
 
 fn llama_engine_request(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prompt: Vec<TokenId>,
     options: &LlamaResponseOptions,
@@ -161,7 +161,7 @@ fn llama_engine_request(
 pub(super) async fn parse_prompts(
     app: &App,
     fields: Fields<'_>,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
 ) -> Result<Vec<LlamaPrompt>, ApiError> {
     const EXPECTED: &str = "a string, a list of token ids and strings, or a list of such prompts";
     let value = fields
@@ -188,7 +188,7 @@ pub(super) async fn parse_prompts(
     }
 }
 
-async fn parse_prompt(app: &App, value: &Value, name: &str, loaded: &Loaded) -> Result<LlamaPrompt, ApiError> {
+async fn parse_prompt(app: &App, value: &Value, name: &str, loaded: &LoadedModel) -> Result<LlamaPrompt, ApiError> {
     let text = match value {
         Value::Object(object) => {
             let text = object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
@@ -212,7 +212,7 @@ async fn media_prompt(
     text: &str,
     data: &Value,
     name: &str,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
 ) -> Result<LlamaPrompt, ApiError> {
     let at = format!("{name}.multimodal_data");
     let expected = || invalid_value(&at, "a list of images in base64", data);

@@ -1,12 +1,11 @@
 //! llama-server's completion and the chunks of its stream.
 
 use super::request::LlamaResponseOptions;
-use crate::api::shared::generation;
 use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
     CollectedTokens, ProbabilityFormatter, PromptProgressResponse, RunTimings, ThunderFields, TokenProbabilities,
 };
-use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart};
+use crate::api::shared::llama_completion::LlamaCompletionFields;
 use crate::api::shared::settings::GenerationSettings;
 use crate::api::shared::sse::to_json;
 use crate::engine::{Limits, MeasuredToken, PromptProgress, Request, SamplingParams, TextDelta};
@@ -25,11 +24,7 @@ const NO_LOGPROB: f32 = f32::MIN;
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LlamaCompletion<'a> {
     #[serde(flatten)]
-    start: LlamaCompletionStart<'a>,
-    #[serde(flatten)]
-    end: LlamaCompletionEnd<'a>,
-    tokens_cached: u32,
-    timings: RunTimings,
+    fields: LlamaCompletionFields<'a>,
     /// Probabilities of the tokens, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_probabilities: Option<Vec<TokenProbabilities>>,
@@ -205,21 +200,16 @@ impl RunResponse {
         let stream = self.options.reported.stream;
         let tokens = if self.options.return_tokens { token_ids(&self.tokens) } else { Vec::new() };
         let settings = GenerationSettings::new(&self.sampling, &self.limits, &self.options.reported);
+        let (slot, model, prompt) = (Some(self.slot()), self.model.as_str(), self.prompt.as_str());
+        let fields = LlamaCompletionFields {
+            index: self.index,
+            content: if stream { "" } else { finish.text.as_str() },
+            tokens,
+            truncated: self.is_truncated(finish),
+            ..LlamaCompletionFields::new(finish, predicted, slot, model, prompt, Cow::Owned(settings))
+        };
         LlamaCompletion {
-            start: LlamaCompletionStart {
-                index: self.index,
-                content: if stream { "" } else { finish.text.as_str() },
-                tokens,
-                id_slot: Some(self.slot()),
-                stop: true,
-                model: &self.model,
-                tokens_predicted: predicted,
-                tokens_evaluated: usage.prompt_tokens,
-            },
-            end: LlamaCompletionEnd::new(finish, Cow::Owned(settings), &self.prompt, self.is_truncated(finish)),
-            tokens_cached: (usage.prompt_tokens + predicted)
-                .saturating_sub(u32::from(predicted > 0) + generation::shifted_tokens(finish)),
-            timings: RunTimings::with_predicted(finish, predicted),
+            fields,
             completion_probabilities: if stream { None } else { self.probabilities(&self.tokens) },
             thunder: ThunderFields::run(self.run.id),
         }

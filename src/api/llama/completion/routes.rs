@@ -4,10 +4,10 @@ use super::request::{self, LlamaCompletionBody, LlamaCompletionRequest, LlamaPro
 use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunResponse};
 use super::stream::LlamaChunkWriter;
 use crate::api::shared::error::LlamaError;
-use crate::api::shared::generation::{self, RunClient, Runs, sse};
+use crate::api::shared::generation::{self, RunClient, Runs, stream_runs};
 use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ async fn completion(client: RunClient, body: Result<ModelBody, ApiError>) -> Res
 /// Runs the prompts of a body and returns the response.
 pub(super) async fn complete(
     client: &RunClient,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prompts: Vec<LlamaPrompt>,
 ) -> Result<Response, LlamaError> {
@@ -51,7 +51,7 @@ pub(super) async fn complete(
     });
     let responses: Vec<RunResponse> = responses.collect();
     let response = if options.reported.stream {
-        sse::respond(runs, LlamaChunkWriter { responses }, options.ping)
+        stream_runs(runs, LlamaChunkWriter { responses }, options.ping)
     } else {
         ([(header::CONTENT_TYPE, "application/json")], collect(runs, responses).await?).into_response()
     };

@@ -1,7 +1,7 @@
 //! The chunks of a streamed completion.
 
 use super::response::RunResponse;
-use crate::api::shared::generation::sse::OutputWriter;
+use crate::api::shared::generation::OutputWriter;
 use crate::api::shared::sse::{PendingEvents, ServerEvent, to_json};
 use crate::engine::Output;
 use crate::server::ApiError;

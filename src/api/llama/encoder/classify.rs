@@ -6,7 +6,7 @@ use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody};
 use crate::model::llama::EncoderOutput;
 use crate::model::{TokenizeOptions, Vocabulary};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -92,7 +92,7 @@ async fn classify(body: Result<ModelBody, ApiError>) -> Result<Json<Classificati
     Ok(Json(Classification { model: loaded.name().to_owned(), object: "list", usage, predictions }))
 }
 
-fn labels(loaded: &Loaded) -> Result<&[String], ApiError> {
+fn labels(loaded: &LoadedModel) -> Result<&[String], ApiError> {
     let scores = loaded.encoder().scores().map_err(encoding::unavailable)?;
     if scores.labels.len() > 1 {
         return Ok(&scores.labels);

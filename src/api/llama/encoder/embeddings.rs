@@ -7,7 +7,7 @@ use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::{Fields, ModelBody};
 use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, Pooling};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -121,7 +121,7 @@ async fn embeddings(body: Result<ModelBody, ApiError>) -> Result<Json<Vec<Native
     Ok(Json(all.map(|(index, vector)| NativeEmbedding { index, embedding: rows(vector) }).collect()))
 }
 
-async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Result<EncodedInputs, ApiError> {
+async fn embed(app: &App, loaded: &LoadedModel, body: Value, pooling: Pooling) -> Result<EncodedInputs, ApiError> {
     let fields = Fields::new(&body)?.with_server_defaults(app);
     let norm = fields.integer("embd_normalize", -1..=32)?.unwrap_or(2);
     let width = loaded.model().width();

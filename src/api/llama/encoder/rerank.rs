@@ -6,7 +6,7 @@ use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -147,7 +147,7 @@ async fn rerank(body: Result<ModelBody, ApiError>) -> Result<Response, LlamaErro
 }
 
 /// Returns true if the model's score is a probability after softmax, false if it is a single logit.
-fn scores_are_probabilities(loaded: &Loaded) -> Result<bool, ApiError> {
+fn scores_are_probabilities(loaded: &LoadedModel) -> Result<bool, ApiError> {
     let scores = loaded.encoder().scores().map_err(encoding::unavailable)?;
     if scores.labels.len() == 1 || scores.softmax {
         return Ok(scores.softmax);

@@ -6,10 +6,11 @@ mod exposition;
 use super::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::engine::{EngineCounts, EngineStatus, Latencies};
+use crate::server::extract::Query;
 use crate::server::models::ModelView;
 use crate::server::{ApiError, App};
 use crate::store::{ErrorCounts, RecorderMetrics};
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use exposition::Exposition;
@@ -27,7 +28,8 @@ pub(super) fn router() -> OpenApiRouter<App> {
     responses((status = 200, description = "Prometheus' text format", content_type = "text/plain"),
               (status = 501, description = "The server was started with --metrics=off, or listens on an address that \
                                             is not a loopback address and was started without --metrics")))]
-async fn metrics(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Response, LlamaError> {
+async fn metrics(State(app): State<App>, params: Result<Query<ModelParams>, ApiError>) -> Result<Response, LlamaError> {
+    let Query(params) = params?;
     if !app.config().server.routes.metrics {
         return Err(ApiError::not_supported("GET /metrics is disabled; start the server with --metrics").into());
     }

@@ -10,7 +10,7 @@ use crate::engine::Limits;
 use crate::model::chat::ChatTemplate;
 use crate::model::llama::{Device, Placement, devices};
 use crate::mods::python::sandbox::{self, SandboxLauncher};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -102,12 +102,13 @@ struct DeviceResponse {
 }
 
 /// Returns the properties of the server with this model.
-pub(in crate::api::llama) async fn describe(app: &App, loaded: &Loaded) -> Result<PropsResponse, ApiError> {
+pub(in crate::api::llama) async fn describe(app: &App, loaded: &LoadedModel) -> Result<PropsResponse, ApiError> {
     let (engine, vocabulary, card) = (loaded.engine(), loaded.vocabulary(), loaded.model().card());
     let (placement, template) = (loaded.model().placement(), loaded.template().ok());
     let routes = &app.config().server.routes;
     let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
-    let path = app.models().named(loaded.name()).map(|entry| entry.path.display().to_string()).unwrap_or_default();
+    let path =
+        app.models().entry_by_name(loaded.name()).map(|entry| entry.path.display().to_string()).unwrap_or_default();
     Ok(PropsResponse {
         default_generation_settings: DefaultSettings {
             params: defaults(app, loaded)?,
@@ -179,7 +180,7 @@ async fn device_list(placement: &Placement) -> Vec<DeviceResponse> {
 }
 
 /// Returns the settings of a request without parameters.
-fn defaults(app: &App, loaded: &Loaded) -> Result<GenerationSettings, ApiError> {
+fn defaults(app: &App, loaded: &LoadedModel) -> Result<GenerationSettings, ApiError> {
     let empty = Value::Object(Map::new());
     let fields = Fields::new(&empty)?.with_server_defaults(app).lenient();
     let sampling = parameters::sampling(fields, loaded.vocabulary())?;

@@ -4,10 +4,11 @@ use super::response::{PropsResponse, describe};
 use crate::api::llama::request::ModelParams;
 use crate::api::llama::response::SuccessResponse;
 use crate::api::shared::error::LlamaError;
+use crate::server::extract::Query;
 use crate::server::models::ModelView;
 use crate::server::{ApiError, App, Caller};
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,7 +20,8 @@ pub(in crate::api::llama) fn router() -> OpenApiRouter<App> {
 /// Returns the server's properties: request defaults, slots, model and chat template. `?model=` selects a model.
 #[utoipa::path(get, path = "/props", tag = "llama-server",
     responses((status = 200, body = PropsResponse), (status = 503, description = "The model is loading")))]
-async fn show(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Response, LlamaError> {
+async fn show(State(app): State<App>, params: Result<Query<ModelParams>, ApiError>) -> Result<Response, LlamaError> {
+    let Query(params) = params?;
     app.ready()?;
     Ok(match app.models().view(params.model.as_deref())? {
         ModelView::Loaded(loaded) => Json(describe(&app, &loaded).await?).into_response(),

@@ -10,12 +10,12 @@ use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
 use crate::engine::{Ses1Error, SlotError, SlotSnapshot, SlotTokens};
 use crate::events::{Scope, TokenId};
+use crate::server::extract::{Path, Query};
 use crate::server::models::InsufficientMemory;
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::Json;
 use axum::body::Body;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
@@ -54,8 +54,8 @@ pub(super) struct SlotActionParams {
 async fn slot_action(
     State(app): State<App>,
     caller: Caller,
-    id: Result<Path<String>, PathRejection>,
-    query: Result<Query<SlotActionParams>, QueryRejection>,
+    id: Result<Path<String>, ApiError>,
+    query: Result<Query<SlotActionParams>, ApiError>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, LlamaError> {
@@ -63,7 +63,7 @@ async fn slot_action(
     if let Some("save-state" | "restore-state" | "tokens" | "context-shift") = query.action.as_deref() {
         require_slots(&app)?;
     }
-    let loaded = app.loaded(query.model.as_deref()).await?;
+    let loaded = app.get_or_load(query.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let engine = loaded.engine();
     let scope = &caller.scope;
@@ -144,11 +144,11 @@ async fn slot_action(
 async fn info(
     State(app): State<App>,
     scope: Scope,
-    id: Result<Path<String>, PathRejection>,
-    query: Result<Query<ModelParams>, QueryRejection>,
+    id: Result<Path<String>, ApiError>,
+    query: Result<Query<ModelParams>, ApiError>,
 ) -> Result<Json<SlotInfoResponse>, LlamaError> {
     require_slots(&app)?;
-    let loaded = app.loaded_for_read(query?.0.model.as_deref()).await?;
+    let loaded = app.get_or_wake(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let tokens = loaded.engine().slot_tokens(&scope, slot).await?.tokens;
     let eot = loaded.vocabulary().special().end_of_turn();

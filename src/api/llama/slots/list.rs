@@ -6,9 +6,10 @@ use crate::api::shared::generation::ThunderFields;
 use crate::api::shared::settings::{GenerationSettings, ReportedOptions};
 use crate::engine::{Engine, SlotView};
 use crate::events::Scope;
+use crate::server::extract::Query;
 use crate::server::{ApiError, App};
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -34,10 +35,11 @@ struct SlotsParams {
 async fn slots(
     State(app): State<App>,
     scope: Scope,
-    Query(query): Query<SlotsParams>,
+    query: Result<Query<SlotsParams>, ApiError>,
 ) -> Result<Json<Vec<SlotResponse>>, LlamaError> {
+    let Query(query) = query?;
     require_slots(&app)?;
-    let loaded = app.loaded_for_read(query.model.as_deref()).await?;
+    let loaded = app.get_or_wake(query.model.as_deref()).await?;
     let engine = loaded.engine();
     let slots = engine.status().slots();
     let fails = query.fail_on_no_slot.is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false"));

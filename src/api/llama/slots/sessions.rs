@@ -7,12 +7,12 @@ use crate::api::llama::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
 use crate::events::Scope;
+use crate::server::extract::{Path, Query};
 use crate::server::models::SessionClient;
 use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Body;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 use utoipa::ToSchema;
@@ -47,8 +47,8 @@ struct SessionActionParams {
 async fn session_action(
     State(app): State<App>,
     caller: Caller,
-    id: Result<Path<String>, PathRejection>,
-    query: Result<Query<SessionActionParams>, QueryRejection>,
+    id: Result<Path<String>, ApiError>,
+    query: Result<Query<SessionActionParams>, ApiError>,
     body: Body,
 ) -> Result<Json<SessionActionResponse>, LlamaError> {
     let query = query?.0;
@@ -56,7 +56,7 @@ async fn session_action(
     app.ready()?;
     let sessions = app.models().sessions();
     let client = SessionClient { tenant: caller.tenant.as_ref(), scope: &caller.scope };
-    let model = app.models().find_entry(query.model.as_deref())?.name;
+    let model = app.models().entry_for_request(query.model.as_deref())?.name;
     let text = id?.0;
     let id: i64 = text
         .parse()
@@ -72,7 +72,8 @@ async fn session_action(
     let answer = match query.action.as_deref() {
         Some("save") => {
             let slot = slot()?;
-            let snapshot = app.loaded(query.model.as_deref()).await?.engine().save_slot(client.scope, slot).await?;
+            let snapshot =
+                app.get_or_load(query.model.as_deref()).await?.engine().save_slot(client.scope, slot).await?;
             let bytes = snapshot.block.len();
             sessions.put(client.tenant, &model, id, snapshot.block, app.now())?;
             let n_tokens = snapshot.tokens;
@@ -80,7 +81,7 @@ async fn session_action(
         }
         Some("restore") => {
             let slot = slot()?;
-            let loaded = app.loaded(query.model.as_deref()).await?;
+            let loaded = app.get_or_load(query.model.as_deref()).await?;
             let engine = loaded.engine();
             let block = match file {
                 Some(file) => {
@@ -147,11 +148,11 @@ struct StoredSessionResponse {
 async fn list(
     State(app): State<App>,
     scope: Scope,
-    query: Result<Query<ModelParams>, QueryRejection>,
+    query: Result<Query<ModelParams>, ApiError>,
 ) -> Result<Json<Vec<StoredSessionResponse>>, LlamaError> {
     require_slots(&app)?;
     app.ready()?;
-    let model = app.models().find_entry(query?.0.model.as_deref())?.name;
+    let model = app.models().entry_for_request(query?.0.model.as_deref())?.name;
     let sessions = app.models().sessions().list(&scope, &model);
     let shown = sessions.iter().map(|(id, session)| StoredSessionResponse {
         id: *id,

@@ -10,7 +10,7 @@ use crate::mods::python::{LoadError, PythonMods, PythonScorer, ScoredCell};
 use crate::mods::{ModOrigin, SelectedMod};
 use crate::server::experiments::{CellPosition, Grid};
 use crate::server::mods::require_upload_rights;
-use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
+use crate::server::{ApiError, App, Caller, ErrorCode, LoadedModel};
 use regex::{Regex, RegexBuilder};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -177,7 +177,7 @@ impl ExperimentDefinition {
     ///
     /// # Errors
     /// A field or a cell is invalid.
-    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<Vec<Vec<SelectedMod>>, ApiError> {
+    pub(super) fn check(&self, app: &App, loaded: &LoadedModel) -> Result<Vec<Vec<SelectedMod>>, ApiError> {
         let chars = self.name.chars().count();
         if !(1..=MAX_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
             let detail = format!(
@@ -229,7 +229,7 @@ impl ExperimentDefinition {
     }
 
     /// Selects the mods of each list. Those in the model's name come first.
-    fn select_mods(&self, app: &App, loaded: &Loaded) -> Result<Vec<Vec<SelectedMod>>, ApiError> {
+    fn select_mods(&self, app: &App, loaded: &LoadedModel) -> Result<Vec<Vec<SelectedMod>>, ApiError> {
         let select = |(index, list): (usize, &Vec<Value>)| {
             let body = json!({ "model": self.model, "mods": list });
             let first_cell = index * self.parameters.len() * self.seeds.len();
@@ -261,7 +261,7 @@ impl ExperimentDefinition {
     pub(super) fn request(
         &self,
         app: &App,
-        loaded: &Loaded,
+        loaded: &LoadedModel,
         mods: &[Vec<SelectedMod>],
         id: Uuid,
         cell: usize,
@@ -279,7 +279,7 @@ impl ExperimentDefinition {
     }
 
     /// Returns the tokens of a prompt.
-    fn tokens(&self, loaded: &Loaded, prompt: usize) -> Vec<TokenId> {
+    fn tokens(&self, loaded: &LoadedModel, prompt: usize) -> Vec<TokenId> {
         let vocabulary = loaded.vocabulary();
         parameters::or_start_token(
             parameters::encode(vocabulary, &self.prompts[prompt], TokenizeOptions::PROMPT),
@@ -290,7 +290,7 @@ impl ExperimentDefinition {
     fn request_of(
         &self,
         app: &App,
-        loaded: &Loaded,
+        loaded: &LoadedModel,
         mods: &[SelectedMod],
         at: CellPosition,
         tokens: Vec<TokenId>,

@@ -5,7 +5,7 @@ use crate::engine::{Generation, Output, SubmitError};
 use crate::events::{EndCause, FinishReason, RunEnd, RunId, RunStatus};
 use crate::mods::SelectedMod;
 use crate::mods::python::ScoredCell;
-use crate::server::{ApiError, App, Caller, Loaded};
+use crate::server::{ApiError, App, Caller, LoadedModel};
 use crate::store::{CellOutcome, CellRecord, CellState, RunSummary};
 use axum::http::StatusCode;
 use std::collections::HashMap;
@@ -63,7 +63,7 @@ struct CompletedRun {
 /// An experiment to execute.
 pub(super) struct Execution {
     pub(super) app: App,
-    pub(super) loaded: Loaded,
+    pub(super) loaded: LoadedModel,
     /// Mods of each list of the definition. A change of a mod does not affect the experiment.
     pub(super) mods: Vec<Vec<SelectedMod>>,
     pub(super) caller: Caller,

@@ -11,7 +11,7 @@ use crate::events::{Scope, system};
 use crate::mods::SelectedMod;
 use crate::server::experiments::{CellPosition, ExperimentSummary, MAX_ACTIVE_EXPERIMENTS, NotAdded};
 use crate::server::extract::{Json, Path, Query};
-use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
+use crate::server::{ApiError, App, Caller, ErrorKind, LoadedModel, Problem};
 use crate::store::{Experiment, ExperimentCell, ExperimentState, NewExperiment};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -85,7 +85,7 @@ pub async fn create(
 ) -> Result<(StatusCode, axum::Json<Experiment>), ApiError> {
     let mut definition: ExperimentDefinition =
         serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
-    let loaded = app.loaded(definition.model.as_deref()).await?;
+    let loaded = app.get_or_load(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
     // The default model may change before the experiment is resumed.
     definition.model.get_or_insert_with(|| loaded.name().to_owned());
@@ -199,7 +199,7 @@ pub async fn resume(
         ExperimentState::Cancelled | ExperimentState::Interrupted => {}
     }
     let (definition, versions) = parse_stored(&experiment.definition)?;
-    let loaded = app.loaded(definition.model.as_deref()).await?;
+    let loaded = app.get_or_load(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
     let (definition, mods) = check(&app, &loaded, definition).await?;
     if let Some(difference) = versions.and_then(|created| created.difference(&Versions::new(&loaded, &mods))) {
@@ -281,7 +281,7 @@ async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError
 /// Checks a definition on a blocking thread: checking thousands of cells takes long. Returns it with the mods of each list.
 async fn check(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     definition: ExperimentDefinition,
 ) -> Result<(ExperimentDefinition, Vec<Vec<SelectedMod>>), ApiError> {
     let (app, loaded) = (app.clone(), loaded.clone());

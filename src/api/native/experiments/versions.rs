@@ -3,7 +3,7 @@
 
 use super::ExperimentDefinition;
 use crate::mods::{ModOrigin, SelectedMod, version_of};
-use crate::server::{ApiError, Loaded};
+use crate::server::{ApiError, LoadedModel};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    pub(super) fn new(loaded: &Loaded, mods: &[Vec<SelectedMod>]) -> Self {
+    pub(super) fn new(loaded: &LoadedModel, mods: &[Vec<SelectedMod>]) -> Self {
         let is_builtin = |selected: &SelectedMod| selected.factory.describe().origin == ModOrigin::Builtin;
         let version = |selected: &SelectedMod| (selected.mod_ref.name.clone(), version_of(&*selected.factory));
         Self {

@@ -6,8 +6,7 @@ mod stream;
 
 use crate::api::shared;
 use crate::api::shared::body::ChatCompletionRequest;
-use crate::api::shared::chat::ChatStream;
-use crate::api::shared::chat::sse::respond;
+use crate::api::shared::chat::{ChatStream, stream_answers};
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation::{self, CollectedTokens, RunClient};
 use crate::events::Surface;
@@ -49,7 +48,7 @@ async fn completions(client: RunClient, body: Result<Bytes, BytesRejection>) -> 
     let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Openai).await?;
     let run = chat.run();
     let response = if chat.options.stream {
-        respond(chat, stream::ChatChunkWriter::default())
+        stream_answers(chat, stream::ChatChunkWriter::default())
     } else {
         let mut tokens = vec![CollectedTokens::default(); chat.len()];
         while let Some(update) = chat.next().await? {

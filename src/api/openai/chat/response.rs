@@ -1,12 +1,14 @@
 //! A chat completion and the chunks of its stream.
 
 use crate::api::openai::response::{
-    AnswerId, ChunkDetails, CompletionHead, CompletionTokenDetails, CompletionUsage, NO_LOGPROB, VerboseAnswer,
+    AnswerId, ChunkDetails, CompletionHead, CompletionTokenDetails, CompletionUsage, NO_LOGPROB, slowest_timings,
+    verbose_answer,
 };
 use crate::api::shared::chat::{ChatDelta, ChatStream, ToolCallRef};
 use crate::api::shared::generation::{
     CollectedTokens, ProbabilityFormatter, PromptProgressResponse, RunTimings, ThunderFields, TokenProbabilities,
 };
+use crate::api::shared::llama_completion::LlamaCompletionFields;
 use crate::engine::MeasuredToken;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -21,7 +23,7 @@ pub(super) struct ChatCompletion<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<RunTimings>,
     #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
-    verbose: Option<VerboseAnswer<'a>>,
+    verbose: Option<LlamaCompletionFields<'a>>,
     /// The runs of the choices.
     thunder: ThunderFields,
 }
@@ -155,12 +157,12 @@ struct FunctionChunk<'a> {
 impl<'a> ChatChunkDelta<'a> {
     pub(super) const START: Self = Self::Start { role: "assistant", content: None };
 
-    /// Returns the addition of a delta.
-    pub(super) fn new(delta: &'a ChatDelta) -> Self {
+    /// Returns the addition of a delta; `None` for the end of a tool call, which this format does not report.
+    pub(super) fn new(delta: &'a ChatDelta) -> Option<Self> {
         let call = |index, id, r#type, function| Self::ToolCall {
             tool_calls: [ToolCallChunk { index, id, r#type, function }],
         };
-        match delta {
+        Some(match delta {
             ChatDelta::Reasoning(text) => Self::Reasoning { reasoning_content: text },
             ChatDelta::Content(text) => Self::Content { content: text },
             ChatDelta::ToolCall { index, id, name } => {
@@ -169,9 +171,9 @@ impl<'a> ChatChunkDelta<'a> {
             ChatDelta::ToolArguments { index, text } => {
                 call(*index, None, None, FunctionChunk { name: None, arguments: text })
             }
-            ChatDelta::ToolCallEnd(_) => Self::End {},
+            ChatDelta::ToolCallEnd(_) => return None,
             ChatDelta::Retract(_) => Self::Content { content: "" },
-        }
+        })
     }
 }
 
@@ -188,7 +190,7 @@ impl<'a> ChatCompletion<'a> {
             head: head(chat, "chat.completion"),
             choices: tokens.iter().enumerate().map(choice).collect(),
             usage: usage(chat),
-            timings: chat.finish(0).map(RunTimings::new),
+            timings: timings(chat),
             verbose: verbose(chat),
             thunder: thunder(chat),
         }
@@ -251,7 +253,7 @@ impl<'a> ChatCompletionChunk<'a> {
 
     /// Adds the fields that only the last chunk of a stream has.
     pub(super) fn with_final_fields(mut self, chat: &'a ChatStream) -> Self {
-        (self.details.timings, self.details.verbose) = (chat.finish(0).map(RunTimings::new), verbose(chat));
+        (self.details.timings, self.details.verbose) = (timings(chat), verbose(chat));
         self
     }
 }
@@ -267,15 +269,20 @@ fn usage(chat: &ChatStream) -> CompletionUsage {
     usage
 }
 
+/// Returns the timings of the slowest answer.
+fn timings(chat: &ChatStream) -> Option<RunTimings> {
+    slowest_timings((0..chat.len()).filter_map(|answer| chat.finish(answer)))
+}
+
 /// Returns the ids of the runs and the path of their replay.
 pub(super) fn thunder(chat: &ChatStream) -> ThunderFields {
     ThunderFields::runs(chat.runs()).with_slot(chat.slot(0))
 }
 
 /// Returns llama-server's details of the first answer, if requested.
-fn verbose(chat: &ChatStream) -> Option<VerboseAnswer<'_>> {
+fn verbose(chat: &ChatStream) -> Option<LlamaCompletionFields<'_>> {
     let (finish, details) = (chat.finish(0)?, chat.options.verbose.as_ref()?);
-    Some(VerboseAnswer::new(finish, &chat.model, chat.slot(0), &details.prompt, &details.settings))
+    Some(verbose_answer(finish, &chat.model, chat.slot(0), &details.prompt, &details.settings))
 }
 
 /// Returns the log-probabilities of these tokens if the client requested them.

@@ -1,8 +1,7 @@
 //! Streams a chat completion: a chunk with the role, the deltas, the finish reason, optional token counts, `[DONE]`.
 
 use super::response::{self, ChatChunkDelta, ChatCompletionChunk};
-use crate::api::shared::chat::sse::ChatEventWriter;
-use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::chat::{AnswerWriter, ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation::{CollectedTokens, RunTimings, ThunderFields};
 use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::server::ApiError;
@@ -14,7 +13,7 @@ pub(super) struct ChatChunkWriter {
     held_tokens: Vec<CollectedTokens>,
 }
 
-impl ChatEventWriter for ChatChunkWriter {
+impl AnswerWriter for ChatChunkWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
         self.held_tokens = vec![CollectedTokens::default(); chat.len()];
         for answer in 0..chat.len() {
@@ -35,10 +34,11 @@ impl ChatEventWriter for ChatChunkWriter {
         if chat.options.logprobs.is_some() {
             self.held_tokens[answer].update(update.retracted_tokens, update.tokens);
         }
-        for delta in update.deltas.iter().filter(|delta| !matches!(delta, ChatDelta::ToolCallEnd(_))) {
+        for delta in &update.deltas {
+            let Some(addition) = ChatChunkDelta::new(delta) else { continue };
             let tokens = std::mem::take(&mut self.held_tokens[answer]);
             let logprobs = response::logprobs(chat, &tokens);
-            let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::new(delta), logprobs);
+            let mut chunk = ChatCompletionChunk::delta(chat, answer, addition, logprobs);
             if let ChatDelta::Retract(retraction) = delta {
                 chunk.details.thunder = Some(ThunderFields::retract(retraction));
             }

@@ -5,7 +5,7 @@ mod request;
 mod response;
 
 use crate::api::shared::error::OpenAiError;
-use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields, sse};
+use crate::api::shared::generation::{self, OutputWriter, RunClient, Runs, ThunderFields, stream_runs};
 use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
@@ -45,7 +45,7 @@ pub(super) async fn completions(client: RunClient, body: Result<ModelBody, ApiEr
     };
     let response = if builder.options.stream {
         let ping = builder.options.ping;
-        sse::respond(runs, CompletionChunkWriter { builder, started: false }, ping)
+        stream_runs(runs, CompletionChunkWriter { builder, started: false }, ping)
     } else {
         complete(runs, builder).await?
     };
@@ -83,7 +83,7 @@ impl CompletionChunkWriter {
     }
 }
 
-impl sse::OutputWriter for CompletionChunkWriter {
+impl OutputWriter for CompletionChunkWriter {
     fn on_output(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         match output {
             Output::PromptProgress(_) | Output::Retract { chars: 0, .. } => {}

@@ -9,7 +9,7 @@ use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::TokenizeOptions;
-use crate::server::{ApiError, App, ErrorCode, Loaded};
+use crate::server::{ApiError, App, ErrorCode, LoadedModel};
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -82,7 +82,7 @@ pub(super) struct CompletionOptions {
 }
 
 /// Parses a body.
-pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<CompletionRequest, ApiError> {
+pub(super) fn parse(app: &App, loaded: &LoadedModel, fields: Fields<'_>) -> Result<CompletionRequest, ApiError> {
     let fields = fields.with_server_defaults(app);
     let count = answer_count(fields)?;
     let mut options = CompletionOptions {
@@ -143,7 +143,7 @@ fn generation_settings(fields: Fields<'_>, request: &Request, options: &Completi
 
 fn completion_engine_request(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prompt: &CompletionPrompt,
     options: &CompletionOptions,
@@ -160,7 +160,7 @@ fn completion_engine_request(
     })
 }
 
-fn parse_prompts(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Vec<CompletionPrompt>, ApiError> {
+fn parse_prompts(app: &App, loaded: &LoadedModel, fields: Fields<'_>) -> Result<Vec<CompletionPrompt>, ApiError> {
     const EXPECTED: &str = "a string, a list of token ids, or a list of such prompts";
     let prompt = fields
         .get("prompt")
@@ -176,7 +176,12 @@ fn parse_prompts(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Vec<C
     }
 }
 
-fn parse_prompt(app: &App, loaded: &Loaded, fields: Fields<'_>, value: &Value) -> Result<CompletionPrompt, ApiError> {
+fn parse_prompt(
+    app: &App,
+    loaded: &LoadedModel,
+    fields: Fields<'_>,
+    value: &Value,
+) -> Result<CompletionPrompt, ApiError> {
     let vocabulary = loaded.vocabulary();
     let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     let (tokens, text) = match (suffix, value) {

@@ -2,12 +2,13 @@
 
 use super::request::{CompletionOptions, CompletionPrompt};
 use crate::api::openai::response::{
-    AnswerId, ChunkDetails, CompletionHead, CompletionUsage, NO_LOGPROB, VerboseAnswer, finish_reason,
+    AnswerId, ChunkDetails, CompletionHead, CompletionUsage, NO_LOGPROB, finish_reason, slowest_timings, verbose_answer,
 };
 use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
     CollectedTokens, LogprobsByText, ProbabilityFormatter, RunTimings, ThunderFields, TokenProbabilities, text_or_bytes,
 };
+use crate::api::shared::llama_completion::LlamaCompletionFields;
 use crate::engine::MeasuredToken;
 use crate::events::{Alternative, RunEnd, TokenId, Usage};
 use crate::model::Vocabulary;
@@ -25,7 +26,7 @@ pub(super) struct TextCompletion<'a> {
     /// Timings of the slowest choice.
     timings: Option<RunTimings>,
     #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
-    verbose: Option<VerboseAnswer<'a>>,
+    verbose: Option<LlamaCompletionFields<'a>>,
     /// The runs of the choices.
     thunder: ThunderFields,
 }
@@ -153,9 +154,7 @@ impl CompletionBuilder {
 
     /// Returns the timings of the slowest choice.
     fn timings(&self) -> Option<RunTimings> {
-        let ends = self.choices.iter().filter_map(|choice| choice.end.as_ref());
-        let longest = ends.max_by_key(|end| end.finish.prompt_us + end.finish.generation_us);
-        longest.map(|end| RunTimings::new(&end.finish))
+        slowest_timings(self.choices.iter().filter_map(|choice| Some(&choice.end.as_ref()?.finish)))
     }
 
     /// Returns a complete choice.
@@ -209,11 +208,11 @@ impl CompletionBuilder {
     }
 
     /// Returns llama-server's details of the first choice, if requested.
-    fn verbose(&self) -> Option<VerboseAnswer<'_>> {
+    fn verbose(&self) -> Option<LlamaCompletionFields<'_>> {
         let (settings, choice) = (self.options.settings.as_ref()?, self.choices.first()?);
         let finish = &choice.end.as_ref()?.finish;
         let slot = self.runs.first().and_then(|run| run.metrics.slot());
-        Some(VerboseAnswer::new(finish, &self.model, slot, &choice.prompt.text, settings))
+        Some(verbose_answer(finish, &self.model, slot, &choice.prompt.text, settings))
     }
 
     /// Returns a part of a choice's text.

@@ -2,7 +2,7 @@
 
 use super::pruning::SentenceTracker;
 use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
-use crate::api::shared::aliases::{defaults_with_aliases, restore_client_names};
+use crate::api::shared::aliases::defaults_with_aliases;
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
 use crate::api::shared::generation::{repeat_request, request_id_exists};
 use crate::api::shared::parameters::MinTokens;
@@ -10,7 +10,7 @@ use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
-use crate::server::{ApiError, App, ErrorCode, Loaded};
+use crate::server::{ApiError, App, ErrorCode, LoadedModel};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -111,21 +111,21 @@ pub(crate) fn has_input_ids(body: &Value) -> bool {
 /// 400 naming the invalid field; 503 while the database is starting.
 pub(crate) async fn parse(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     transport: Transport,
     received: Instant,
 ) -> Result<AttentionRequest, ApiError> {
-    let defaults = defaults_with_aliases(app, fields);
+    let (defaults, names) = defaults_with_aliases(app, fields);
     let mut request = parse_fields(app, loaded, fields.with_defaults(&defaults), transport, received)
-        .map_err(|error| restore_client_names(error, fields))?;
+        .map_err(|error| names.restore(error))?;
     drop_duplicate_request_ids(app, &mut request.requests).await?;
     Ok(request)
 }
 
 fn parse_fields(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     transport: Transport,
     received: Instant,
@@ -168,7 +168,7 @@ fn parse_fields(
 
 fn response_options(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     transport: Transport,
     prompt: &[TokenId],

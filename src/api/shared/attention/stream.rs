@@ -44,7 +44,7 @@ pub(crate) struct GeneratedToken {
 pub(crate) struct SampleEnd {
     pub(crate) sample: usize,
     pub(crate) finish_reason: &'static str,
-    /// Tokens sent and not retracted.
+    /// Tokens of the answer, without retracted ones.
     pub(crate) total_tokens: usize,
     pub(crate) prompt_tokens: u32,
     pub(crate) generation_time_ms: u64,
@@ -70,13 +70,11 @@ pub(crate) struct AttentionStream {
     runs: Runs,
     pub(crate) options: AttentionOptions,
     history: PruningHistory,
-    /// Number of tokens of each sample, including those of pending events.
+    /// Number of tokens of each sample.
     counts: Vec<usize>,
-    /// Number of tokens of each sample that were returned and not retracted.
-    returned: Vec<usize>,
     trackers: Vec<Option<SentenceTracker>>,
-    /// Number of samples that have ended.
-    ended: usize,
+    /// True for each sample that has ended.
+    ended: Vec<bool>,
     pending: VecDeque<AttentionEvent>,
 }
 
@@ -90,8 +88,8 @@ impl AttentionStream {
     pub(crate) fn with_history(runs: Runs, options: AttentionOptions, history: PruningHistory) -> Self {
         let samples = options.samples;
         let trackers = vec![options.pruning.clone(); samples];
-        let (counts, returned) = (vec![0; samples], vec![0; samples]);
-        Self { runs, options, history, counts, returned, trackers, ended: 0, pending: VecDeque::new() }
+        let (counts, ended) = (vec![0; samples], vec![false; samples]);
+        Self { runs, options, history, counts, trackers, ended, pending: VecDeque::new() }
     }
 
     /// Returns the id of the first run.
@@ -99,17 +97,28 @@ impl AttentionStream {
         self.runs.run_id()
     }
 
-    /// Returns the next event, or `None` when all samples have ended. If the future is dropped, events may be lost.
+    /// Returns true if no event follows the returned ones.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.pending.is_empty() && self.ended.iter().all(|&ended| ended)
+    }
+
+    /// Returns the next event, or `None` when all samples have ended. If the client cancels the runs, the samples that
+    /// have not ended are reported as cancelled. If the future is dropped, events may be lost.
     ///
     /// # Errors
     /// The server is stopping.
     pub(crate) async fn next(&mut self) -> Result<Option<AttentionEvent>, ApiError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
-                count_tokens(&mut self.returned, &event);
                 return Ok(Some(event));
             }
-            let Some((sample, output)) = self.runs.next_output().await? else { return Ok(None) };
+            if self.has_ended() {
+                return Ok(None);
+            }
+            let Some((sample, output)) = self.runs.next_output().await? else {
+                self.cancel_active_samples();
+                continue;
+            };
             match output {
                 Output::Text(delta) => {
                     let mut rows = delta.rows.into_iter();
@@ -134,8 +143,8 @@ impl AttentionStream {
                 }
                 Output::Ended(end) => {
                     self.add_end(sample, &end);
-                    self.ended += 1;
-                    if self.ended == self.options.samples {
+                    self.ended[sample] = true;
+                    if self.ended.iter().all(|&ended| ended) {
                         self.history.add(self.trackers.iter().flatten());
                     }
                 }
@@ -180,22 +189,17 @@ impl AttentionStream {
         self.pending.push_back(AttentionEvent::Done(done));
     }
 
-    /// Returns the end of a cancelled sample, whose pending events are not returned.
-    pub(crate) fn cancelled(&self, sample: usize) -> SampleEnd {
-        self.done(sample, "cancelled", self.returned[sample], self.options.prompt_tokens)
+    fn cancel_active_samples(&mut self) {
+        for sample in 0..self.ended.len() {
+            if !std::mem::replace(&mut self.ended[sample], true) {
+                let done = self.done(sample, "cancelled", self.counts[sample], self.options.prompt_tokens);
+                self.pending.push_back(AttentionEvent::Done(done));
+            }
+        }
     }
 
     fn done(&self, sample: usize, finish_reason: &'static str, total_tokens: usize, prompt_tokens: u32) -> SampleEnd {
         SampleEnd { sample, finish_reason, total_tokens, prompt_tokens, generation_time_ms: self.options.elapsed_ms() }
-    }
-}
-
-/// Adds the tokens of an event to the counts of the samples.
-fn count_tokens(counts: &mut [usize], event: &AttentionEvent) {
-    match event {
-        AttentionEvent::Token(token) => counts[token.sample] += 1,
-        AttentionEvent::Retract { sample, tokens, .. } => counts[*sample] = counts[*sample].saturating_sub(*tokens),
-        AttentionEvent::Pruning { .. } | AttentionEvent::Done(_) | AttentionEvent::Failed { .. } => {}
     }
 }
 
@@ -240,26 +244,5 @@ pub(crate) fn convert_row(
     match (row, format) {
         (Some(row), Some(format)) => format.convert(row, layers).map(Some),
         _ => Ok(None),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn returned_tokens_are_counted_without_retracted_ones() {
-        let measurement = TokenMeasurement { token: 1, text: String::new(), logprob: None, rank: None, entropy: None };
-        let token = |sample| {
-            let measurement = measurement.clone();
-            AttentionEvent::Token(Box::new(GeneratedToken { sample, measurement, top: Vec::new(), row: None }))
-        };
-        let mut counts = vec![0; 2];
-        for event in
-            [token(0), token(1), token(0), AttentionEvent::Retract { sample: 0, chars: 0, tokens: 1 }, token(1)]
-        {
-            count_tokens(&mut counts, &event);
-        }
-        assert_eq!(counts, [1, 2]);
     }
 }

@@ -15,7 +15,7 @@ use crate::model::chat::syntax::ReasoningMarkers;
 use crate::model::chat::tools::{self, ToolChoice};
 use crate::model::chat::{self, RenderOptions};
 use crate::model::grammar::Constraint;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -102,12 +102,11 @@ impl Conversation {
             );
             return Err(ApiError::invalid(constraint.field.as_str(), message));
         }
-        // The request's template variables override the server's.
-        let defaults = &app.config().server.request_defaults;
-        let mut variables =
-            defaults.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
-        variables.extend(fields.object("chat_template_kwargs")?.cloned().unwrap_or_default());
-        let budget = parse_reasoning_budget(fields, &mut variables)?;
+        let mut variables = template_variables(fields)?;
+        let budget = reasoning_budget(fields)?;
+        if budget.as_ref().is_some_and(|(tokens, _)| *tokens == 0) {
+            variables.insert("enable_thinking".into(), false.into());
+        }
         let may_think = match variables.get("enable_thinking") {
             Some(enabled) => Some(*enabled == Value::Bool(true)),
             None => variables.get("reasoning_effort").map(|effort| effort != "none"),
@@ -140,7 +139,7 @@ impl Conversation {
     }
 
     /// Renders the conversation with the model's template.
-    pub(crate) async fn prepare(mut self, loaded: &Loaded) -> Result<PreparedChat, ApiError> {
+    pub(crate) async fn prepare(mut self, loaded: &LoadedModel) -> Result<PreparedChat, ApiError> {
         let template = loaded.template()?;
         let vocabulary = loaded.vocabulary();
         let (marked, ConversationImages { marker, images }) =
@@ -216,24 +215,31 @@ fn control_token(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
     }
 }
 
-/// Parses the reasoning fields. Sets the template's variables and returns the token budget with the text appended when
-/// it is spent.
-fn parse_reasoning_budget(
-    fields: Fields<'_>,
-    variables: &mut Map<String, Value>,
-) -> Result<Option<(u32, String)>, ApiError> {
-    if let Some(effort) = fields.text("reasoning_effort")? {
-        variables.entry("reasoning_effort").or_insert_with(|| effort.into());
-        if effort == "none" {
-            variables.entry("enable_thinking").or_insert(false.into());
+/// Returns the variables of the template. The request's fields override those of the server, and the entries of
+/// `chat_template_kwargs` override other fields. The reasoning effort `none` overrides `enable_thinking`.
+fn template_variables(fields: Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let disables_thinking = fields.text("reasoning_effort")? == Some("none");
+    let mut variables = Map::new();
+    for layer in fields.layers() {
+        if let Some(enabled) = layer.flag("enable_thinking")? {
+            variables.insert("enable_thinking".into(), enabled.into());
         }
-    }
-    if let Some(enabled) = fields.flag("enable_thinking")? {
-        variables.entry("enable_thinking").or_insert(enabled.into());
+        if let Some(effort) = layer.text("reasoning_effort")? {
+            variables.insert("reasoning_effort".into(), effort.into());
+            if disables_thinking {
+                variables.insert("enable_thinking".into(), false.into());
+            }
+        }
+        variables.extend(layer.object("chat_template_kwargs")?.cloned().unwrap_or_default());
     }
     if let Some(enabled) = variables.get("enable_thinking").filter(|enabled| !enabled.is_boolean()) {
         return Err(invalid_value("chat_template_kwargs.enable_thinking", "true or false", enabled));
     }
+    Ok(variables)
+}
+
+/// Returns the maximum of reasoning tokens, and the text appended when they are spent.
+fn reasoning_budget(fields: Fields<'_>) -> Result<Option<(u32, String)>, ApiError> {
     let message = fields.text("reasoning_budget_message")?.unwrap_or_default().to_owned();
     // A control request can end the reasoning only if its tokens are counted, so the budget is set to its maximum.
     let max_budget = fields.flag("reasoning_control")?.unwrap_or(false).then_some(i32::MAX as u32);
@@ -244,9 +250,6 @@ fn parse_reasoning_budget(
         return Ok(max_budget.map(|tokens| (tokens, message)));
     };
     let budget = fields.integer(name, -1..=i64::from(i32::MAX))?.and_then(|tokens| u32::try_from(tokens).ok());
-    if budget == Some(0) {
-        variables.insert("enable_thinking".into(), false.into());
-    }
     Ok(budget.or(max_budget).map(|tokens| (tokens, message)))
 }
 
@@ -328,6 +331,61 @@ impl From<chat::ChatTemplateError> for ApiError {
             chat::ChatTemplateError::Message { pointer, message } => Self::invalid(pointer, message),
             chat::ChatTemplateError::Rejected(_) => Self::invalid("messages", error.to_string()),
             chat::ChatTemplateError::Template(_) => Self::bad_request(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn template_variables_of_request_override_those_of_server() {
+        for (server, request, expected) in [
+            (
+                json!({"chat_template_kwargs": {"enable_thinking": false, "a": 1}}),
+                json!({"enable_thinking": true}),
+                json!({"enable_thinking": true, "a": 1}),
+            ),
+            (
+                json!({"enable_thinking": false}),
+                json!({"chat_template_kwargs": {"enable_thinking": true}}),
+                json!({"enable_thinking": true}),
+            ),
+            (
+                json!({"reasoning_effort": "none"}),
+                json!({"enable_thinking": true}),
+                json!({"enable_thinking": true, "reasoning_effort": "none"}),
+            ),
+            (
+                json!({"reasoning_effort": "none"}),
+                json!({"reasoning_effort": "high"}),
+                json!({"reasoning_effort": "high"}),
+            ),
+            (
+                json!({"enable_thinking": true}),
+                json!({"reasoning_effort": "none"}),
+                json!({"enable_thinking": false, "reasoning_effort": "none"}),
+            ),
+            (
+                json!({}),
+                json!({"reasoning_effort": "none", "enable_thinking": true}),
+                json!({"enable_thinking": false, "reasoning_effort": "none"}),
+            ),
+            (
+                json!({"chat_template_kwargs": {"reasoning_effort": "low"}}),
+                json!({"reasoning_effort": "high", "chat_template_kwargs": {"b": 2}}),
+                json!({"reasoning_effort": "high", "b": 2}),
+            ),
+            (
+                json!({}),
+                json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}}),
+                json!({"enable_thinking": false}),
+            ),
+        ] {
+            let fields = Fields::new(&request).unwrap().with_defaults(server.as_object().unwrap());
+            assert_eq!(Value::from(template_variables(fields).unwrap()), expected, "{server} {request}");
         }
     }
 }

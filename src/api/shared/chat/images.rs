@@ -5,7 +5,7 @@ use crate::api::shared::images::{ImageReader, RequestImages};
 use crate::config::ImageConfig;
 use crate::events::hex;
 use crate::model::chat::RenderOptions;
-use crate::server::{ApiError, Loaded};
+use crate::server::{ApiError, LoadedModel};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
@@ -39,14 +39,12 @@ pub(super) async fn take_images(
     messages: &mut Value,
     options: &RenderOptions,
     config: Option<&ImageConfig>,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
 ) -> Result<(Option<Value>, ConversationImages), ApiError> {
     if !messages.as_array().is_some_and(|list| list.iter().any(has_image)) {
         return Ok((None, ConversationImages::default()));
     }
-    let mut reader = ImageReader::new(config, loaded);
-    for_each_image(messages, |part, at| reader.add_url(url_of(part, at)?, at))?;
-    let images = reader.read().await?;
+    let images = read_images(messages, config, loaded).await.map_err(ApiError::with_client_name)?;
     let mut hashes = images.images.iter().map(|image| hex(image.sha256()));
     for_each_image(messages, |part, _| {
         let url = format!("sha256:{}", hashes.next().unwrap_or_default());
@@ -67,7 +65,17 @@ pub(super) async fn take_images(
     Ok((Some(marked), ConversationImages { marker, images }))
 }
 
-/// Calls a function with every image part and the path of its field.
+async fn read_images(
+    messages: &mut Value,
+    config: Option<&ImageConfig>,
+    loaded: &LoadedModel,
+) -> Result<RequestImages, ApiError> {
+    let mut reader = ImageReader::new(config, loaded);
+    for_each_image(messages, |part, at| reader.add_url(url_of(part, at)?, at))?;
+    reader.read().await
+}
+
+/// Calls a function with every image part and the client's name of its field.
 fn for_each_image(
     messages: &mut Value,
     mut call: impl FnMut(&mut Value, &str) -> Result<(), ApiError>,

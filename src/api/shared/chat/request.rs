@@ -7,7 +7,7 @@ use crate::api::shared::{self, Fields, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::chat::answer::AnswerFormat;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,18 +58,34 @@ pub(crate) struct VerboseDetails {
 }
 
 impl ChatRequest {
-    /// Parses the body of a chat completion.
-    pub(crate) async fn parse(app: &App, loaded: &Loaded, body: &Value, surface: Surface) -> Result<Self, ApiError> {
+    /// Parses the body of a chat completion. The tokens `earlier` precede its prompt.
+    pub(crate) async fn parse(
+        app: &App,
+        loaded: &LoadedModel,
+        body: &Value,
+        surface: Surface,
+        earlier: &[TokenId],
+    ) -> Result<Self, ApiError> {
         let fields = Fields::new(body)?.with_server_defaults(app);
-        let prepared = Conversation::parse(app, fields)?.prepare(loaded).await?;
-        let stream = fields.flag("stream")?.unwrap_or(false);
+        let mut prepared = Conversation::parse(app, fields)?.prepare(loaded).await?;
+        if !earlier.is_empty() {
+            let bos = loaded.vocabulary().special().bos;
+            let rest = prepared.tokens.strip_prefix(bos.as_slice()).unwrap_or(&prepared.tokens);
+            prepared.tokens = [earlier, rest].concat();
+            // They are those of the conversation alone.
+            prepared.spans.clear();
+        }
+        let mut options = ResponseOptions::parse(app, fields, prepared.tokens.len())?;
         // The Responses API reports only the tokens of the text, and Ollama's API the tokens next to the message.
-        let is_part_of_delta = stream && !matches!(surface, Surface::Responses | Surface::Ollama);
+        let streams_call_tokens = options.stream && !matches!(surface, Surface::Responses | Surface::Ollama);
+        if options.logprobs.is_some() && streams_call_tokens && !prepared.answer_format.tools.is_empty() {
+            return Err(ApiError::invalid(
+                "logprobs",
+                "`logprobs` cannot be streamed together with tools, because a streamed tool call does not carry its \
+                 tokens; omit `stream`, `tools` or `logprobs`",
+            ));
+        }
         let verbose = fields.flag("verbose")?.unwrap_or(false);
-        let mut options = ResponseOptions {
-            logprobs: logprobs(fields, is_part_of_delta && !prepared.answer_format.tools.is_empty())?,
-            ..ResponseOptions::parse(app, fields, prepared.tokens.len())?
-        };
         let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
         let answer_format = Arc::clone(&prepared.answer_format);
         let first = chat_engine_request(app, loaded, fields, prepared, &options, surface)?;
@@ -83,16 +99,13 @@ impl ChatRequest {
     /// Parses the body of a completion whose answer is text only: a prompt without a chat template.
     pub(crate) fn raw(
         app: &App,
-        loaded: &Loaded,
+        loaded: &LoadedModel,
         body: &Value,
         prompt: Vec<TokenId>,
         surface: Surface,
     ) -> Result<Self, ApiError> {
         let fields = Fields::new(body)?.with_server_defaults(app);
-        let options = ResponseOptions {
-            logprobs: logprobs(fields, false)?,
-            ..ResponseOptions::parse(app, fields, prompt.len())?
-        };
+        let options = ResponseOptions::parse(app, fields, prompt.len())?;
         let answer_format = Arc::new(AnswerFormat { separates_reasoning: false, ..AnswerFormat::plain("") });
         let request = Request {
             prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
@@ -104,13 +117,19 @@ impl ChatRequest {
     }
 }
 
+/// Renders the conversation of a chat completion for the model that the body names.
+pub(crate) async fn prepare_chat(app: &App, body: &Value) -> Result<PreparedChat, ApiError> {
+    let loaded = app.get_or_load(body.get("model").and_then(Value::as_str)).await?;
+    Conversation::parse(app, Fields::new(body)?.with_server_defaults(app))?.prepare(&loaded).await
+}
+
 impl ResponseOptions {
-    /// Parses the options, without those that depend on the conversation.
+    /// Parses the options, without the details for `verbose`.
     fn parse(app: &App, fields: Fields<'_>, prompt_tokens: usize) -> Result<Self, ApiError> {
         Ok(Self {
             stream: fields.flag("stream")?.unwrap_or(false),
             include_usage: parameters::include_usage(fields)?,
-            logprobs: None,
+            logprobs: logprobs(fields)?,
             after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
             verbose: None,
             timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
@@ -122,7 +141,7 @@ impl ResponseOptions {
 
 fn chat_engine_request(
     app: &App,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     fields: Fields<'_>,
     prepared: PreparedChat,
     options: &ResponseOptions,
@@ -169,17 +188,12 @@ fn generation_settings(fields: Fields<'_>, request: &Request, options: &Response
     GenerationSettings::new(&request.sampling, &request.limits, &reported)
 }
 
-/// Parses the number of alternatives to report; `None` for no log-probabilities. With `streams_calls` they are rejected.
-fn logprobs(fields: Fields<'_>, streams_calls: bool) -> Result<Option<usize>, ApiError> {
+/// Parses the number of alternatives to report; `None` for no log-probabilities.
+fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
     let top = fields.integer("top_logprobs", 0..=MAX_PROBS)?;
     let probs = fields.integer("n_probs", i64::from(i32::MIN)..=MAX_PROBS)?.filter(|&count| count > 0);
     let is_requested = fields.flag("logprobs")?.unwrap_or(probs.is_some());
     match (is_requested, top) {
-        (true, _) if streams_calls => Err(ApiError::invalid(
-            "logprobs",
-            "`logprobs` cannot be streamed together with tools, because a streamed tool call does not carry its \
-             tokens; omit `stream`, `tools` or `logprobs`",
-        )),
         (true, top) => Ok(Some(top.or(probs).unwrap_or(DEFAULT_PROBS) as usize)),
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` requires \"logprobs\": true")),

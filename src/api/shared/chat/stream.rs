@@ -8,7 +8,7 @@ use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, Retraction};
 use crate::model::chat::family::ModelFamily;
 use crate::mods::tool_calls_of;
-use crate::server::{ApiError, Loaded};
+use crate::server::{ApiError, LoadedModel};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -88,7 +88,11 @@ impl ChatStream {
     ///
     /// # Errors
     /// Same as [`Runs::start`].
-    pub(crate) async fn start(client: &RunClient, loaded: &Loaded, request: ChatRequest) -> Result<Self, ApiError> {
+    pub(crate) async fn start(
+        client: &RunClient,
+        loaded: &LoadedModel,
+        request: ChatRequest,
+    ) -> Result<Self, ApiError> {
         let created = client.app.now().timestamp();
         let runs = Runs::start(client, loaded, request.requests).await?;
         let answers = runs.started.iter().map(|run| ChatAnswer::new(run.id, &request.answer_format)).collect();
@@ -108,8 +112,8 @@ impl ChatStream {
     /// # Errors
     /// The body is invalid, the model is not available, or the runs did not start.
     pub(crate) async fn parse_and_start(client: &RunClient, body: &Value, surface: Surface) -> Result<Self, ApiError> {
-        let loaded = client.app.loaded(body.get("model").and_then(Value::as_str)).await?;
-        let request = ChatRequest::parse(&client.app, &loaded, body, surface).await?;
+        let loaded = client.app.get_or_load(body.get("model").and_then(Value::as_str)).await?;
+        let request = ChatRequest::parse(&client.app, &loaded, body, surface, &[]).await?;
         Self::start(client, &loaded, request).await
     }
 

@@ -1,9 +1,9 @@
 //! Starts runs for validated requests and converts their results, for all protocols.
 
 mod client;
+mod output_writer;
 mod probabilities;
 pub(crate) mod runs;
-pub(crate) mod sse;
 mod thunder;
 mod time_limit;
 mod timings;
@@ -11,6 +11,7 @@ mod tokens;
 
 pub(crate) use crate::server::with_run_id;
 pub(crate) use client::RunClient;
+pub(crate) use output_writer::{OutputWriter, stream_runs};
 pub(crate) use probabilities::{
     LogprobsByText, OPENAI_NO_LOGPROB, ProbabilityFormatter, TokenLogprob, TokenProbabilities, text_or_bytes,
 };

@@ -4,13 +4,14 @@ use super::time_limit::stop_at_time_limit;
 use super::{RunClient, check_request_id, failure};
 use crate::engine::{Output, Request, RunMetrics};
 use crate::events::{RunEnd, RunId};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 
 /// Maximum runs of one request.
 pub(crate) const MAX_RUNS: usize = 256;
@@ -49,6 +50,8 @@ pub(crate) struct Runs {
     outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
     /// Number of runs whose end has not been returned yet.
     active: usize,
+    /// Ends the runs when the client cancels them.
+    cancelled: CancellationToken,
     /// Tasks that end the runs at their time limit, also if the client reads slowly. Dropping this ends them.
     _time_limits: JoinSet<()>,
 }
@@ -66,8 +69,22 @@ impl Runs {
     ///
     /// # Errors
     /// The engine rejected one of the requests, or the first output is the end of a failed run.
-    pub(crate) async fn start(client: &RunClient, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
-        let runs = Self::submit(client, loaded, requests, None).await?;
+    pub(crate) async fn start(
+        client: &RunClient,
+        loaded: &LoadedModel,
+        requests: Vec<Request>,
+    ) -> Result<Self, ApiError> {
+        Self::start_cancellable(client, loaded, requests, CancellationToken::new()).await
+    }
+
+    /// Same as [`Runs::start`], for runs that the client can cancel; see [`Runs::next_output`].
+    pub(crate) async fn start_cancellable(
+        client: &RunClient,
+        loaded: &LoadedModel,
+        requests: Vec<Request>,
+        cancelled: CancellationToken,
+    ) -> Result<Self, ApiError> {
+        let runs = Self::submit(client, loaded, requests, None, cancelled).await?;
         match runs.first_end() {
             Some((run, end)) => runs.failure(run, end).map_or(Ok(runs), Err),
             None => Ok(runs),
@@ -82,8 +99,8 @@ impl Runs {
         }
     }
 
-    /// Submits the requests of a client and waits for the first output of any run. Each run ends with
-    /// [`EndCause::Timeout`] when it was active for `time_limit`.
+    /// Submits the requests of a client and waits for the first output of any run, or until they are `cancelled`. Each
+    /// run ends with [`EndCause::Timeout`] when it was active for `time_limit`.
     ///
     /// [`EndCause::Timeout`]: crate::events::EndCause::Timeout
     ///
@@ -91,9 +108,10 @@ impl Runs {
     /// The engine rejected one of the requests.
     pub(crate) async fn submit(
         client: &RunClient,
-        loaded: &Loaded,
+        loaded: &LoadedModel,
         mut requests: Vec<Request>,
         time_limit: Option<Duration>,
+        cancelled: CancellationToken,
     ) -> Result<Self, ApiError> {
         check_run_count(requests.len())?;
         if let ([_, _, ..], Some(_)) = (&requests[..], requests.iter().find_map(|request| request.request_id.as_ref()))
@@ -114,8 +132,15 @@ impl Runs {
             }
             outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
         }
-        let mut runs =
-            Self { app: client.app.clone(), started, first: None, outputs, active, _time_limits: time_limits };
+        let mut runs = Self {
+            app: client.app.clone(),
+            started,
+            first: None,
+            outputs,
+            active,
+            cancelled,
+            _time_limits: time_limits,
+        };
         let first = runs.next_output().await?;
         // `next_output` counts an end as returned, but the first output is returned again later.
         runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));
@@ -133,7 +158,7 @@ impl Runs {
         failure(end, self.started[run].id).map(|error| error.in_run(self.run_id()))
     }
 
-    /// Returns the next output of any run with the run's index, or `None` when all have ended.
+    /// Returns the next output of any run with the run's index, or `None` when all have ended or were cancelled.
     ///
     /// # Errors
     /// A run failed, or the server is stopping.
@@ -147,7 +172,8 @@ impl Runs {
         Ok(next)
     }
 
-    /// Returns the next output of any run with the run's index, including the end of a failed run.
+    /// Returns the next output of any run with the run's index, including the end of a failed run; `None` when all have
+    /// ended. If the client cancels the runs, `None` precedes the outputs that were not returned.
     ///
     /// # Errors
     /// 503 when the server is stopping.
@@ -156,11 +182,17 @@ impl Runs {
             Some(first) => Some(first),
             None if self.active == 0 => return Ok(None),
             None => tokio::select! {
-                output = self.outputs.next() => output,
+                biased;
+                () = self.cancelled.cancelled() => {
+                    // Without a receiver, the engine ends the runs within a token.
+                    self.outputs.clear();
+                    return Ok(None);
+                }
                 () = self.app.stopped() => {
                     let error = ApiError::unavailable("the server is stopping").retry_after(1);
                     return Err(error.in_run(self.run_id()));
                 }
+                output = self.outputs.next() => output,
             },
         };
         match next {

@@ -9,7 +9,7 @@ use crate::events::{ImageFile, ImageRecord, Scope, TokenId, hex};
 use crate::model::Vocabulary;
 use crate::model::chat::RenderedPrompt;
 use crate::model::llama::Image;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -74,7 +74,7 @@ impl RequestImages {
 pub(crate) async fn restore_images(
     app: &App,
     scope: &Scope,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     records: &[ImageRecord],
     request: &mut Request,
 ) -> Result<(), ApiError> {
@@ -108,7 +108,7 @@ static URL_REQUESTS: Semaphore = Semaphore::const_new(16);
 
 /// Reader of the images that a client sent with one request.
 pub(crate) struct ImageReader<'a> {
-    loaded: &'a Loaded,
+    loaded: &'a LoadedModel,
     config: Option<&'a ImageConfig>,
     sent: Vec<SentImage>,
 }
@@ -129,7 +129,7 @@ enum ImageSource {
 
 impl<'a> ImageReader<'a> {
     /// Creates a reader for a model.
-    pub(crate) fn new(config: Option<&'a ImageConfig>, loaded: &'a Loaded) -> Self {
+    pub(crate) fn new(config: Option<&'a ImageConfig>, loaded: &'a LoadedModel) -> Self {
         Self { loaded, config, sent: Vec::new() }
     }
 
@@ -239,7 +239,7 @@ async fn fetch_all(sent: Vec<SentImage>, urls: Option<&ImageUrlConfig>) -> Resul
 }
 
 /// Returns the error for images without a projector.
-fn no_projector(at: &str, loaded: &Loaded) -> ApiError {
+fn no_projector(at: &str, loaded: &LoadedModel) -> ApiError {
     let name = loaded.name();
     let message = format!(
         "`{at}`: the model '{name}' was loaded without a projector and cannot see images; start the server with --mmproj, \

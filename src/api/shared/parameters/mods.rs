@@ -2,7 +2,7 @@
 
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
-use crate::server::{ApiError, ErrorCode, Loaded, models};
+use crate::server::{ApiError, ErrorCode, LoadedModel, models};
 use serde_json::Value;
 
 /// Maximum mods of one run. The thread that generates for all runs calls each of them at every token.
@@ -17,7 +17,7 @@ const EXPECTED: &str = "a list of names or of {\"name\": …, \"config\": …}";
 /// `publisher/model/mod-a`.
 pub(crate) fn requested_mods(
     fields: Fields<'_>,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     registry: &ModRegistry,
 ) -> Result<Vec<SelectedMod>, ApiError> {
     let known = |name: &str| registry.get(name).is_some();

@@ -1,4 +1,4 @@
-//! Sends runs as server-sent events in any protocol's format.
+//! Streams runs as server-sent events in any protocol's format.
 
 use super::runs::Runs;
 use crate::api::shared::sse::{self, EventSource, PendingEvents};
@@ -21,7 +21,7 @@ pub(crate) trait OutputWriter: Send + 'static {
 
 /// Returns the response that streams runs. After the time `ping` without an event it sends a comment, so that proxies
 /// keep the connection open.
-pub(crate) fn respond(runs: Runs, writer: impl OutputWriter, ping: Option<Duration>) -> Response {
+pub(crate) fn stream_runs(runs: Runs, writer: impl OutputWriter, ping: Option<Duration>) -> Response {
     sse::respond(RunEvents { runs, writer }, PendingEvents::new(), sse::comments(ping))
 }
 

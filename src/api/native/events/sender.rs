@@ -25,9 +25,17 @@ pub(super) fn respond(app: &App, scope: Scope, run_id: RunId, from: i32) -> Resu
     app.store()?;
     let (out, events) = mpsc::channel(MAX_QUEUED_EVENTS);
     let cursor = Cursor { event: from, items: 0 };
-    let follower =
-        Follower { app: app.clone(), scope, run_id, cursor, numbering: Numbering::default(), event: -1, item: 0, out };
-    tokio::spawn(follower.run());
+    let sender = RunEventSender {
+        app: app.clone(),
+        scope,
+        run_id,
+        cursor,
+        numbering: Numbering::default(),
+        event: -1,
+        item: 0,
+        out,
+    };
+    tokio::spawn(sender.run());
     Ok(sse::send(ReceiverStream::new(events), sse::comments(Some(KEEP_ALIVE_INTERVAL))))
 }
 
@@ -38,7 +46,7 @@ struct Cursor {
     items: u32,
 }
 
-struct Follower {
+struct RunEventSender {
     app: App,
     scope: Scope,
     run_id: RunId,
@@ -66,7 +74,7 @@ impl<E: Into<ApiError>> From<E> for StreamAbort {
     }
 }
 
-impl Follower {
+impl RunEventSender {
     async fn run(mut self) {
         let (app, out) = (self.app.clone(), self.out.clone());
         let ended = tokio::select! {

@@ -1,6 +1,6 @@
 //! The attention map of steps × positions: many rows, reduced to as many columns as a screen can show.
 
-use super::attention::{AttentionView, ViewSelection, view_values};
+use super::{AttentionView, ViewSelection, view_values};
 use crate::events::{AttentionStep, RunId, Scope};
 use crate::server::{ApiError, ErrorKind};
 use crate::store::Store;

@@ -1,4 +1,4 @@
-//! Sends a chat answer as server-sent events in any protocol's format.
+//! Streams chat answers in any protocol's format, as server-sent events or as JSON lines.
 
 use super::stream::{ChatStream, ChatUpdate};
 use crate::api::shared::sse::{self, EventSource, PendingEvents};
@@ -8,7 +8,7 @@ use axum::response::sse::Event;
 use std::future::ready;
 
 /// A writer of the events of a chat stream in one protocol's format.
-pub(crate) trait ChatEventWriter: Send + 'static {
+pub(crate) trait AnswerWriter: Send + 'static {
     /// Writes the events that precede all output.
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents);
     /// Writes the events for one update.
@@ -28,7 +28,7 @@ pub(crate) trait ChatEventWriter: Send + 'static {
 }
 
 /// Returns the response that streams the answers.
-pub(crate) fn respond(chat: ChatStream, mut writer: impl ChatEventWriter) -> Response {
+pub(crate) fn stream_answers(chat: ChatStream, mut writer: impl AnswerWriter) -> Response {
     let mut pending = PendingEvents::new();
     writer.on_start(&chat, &mut pending);
     let mut keep_alive = sse::comments(chat.options.ping);
@@ -39,7 +39,7 @@ pub(crate) fn respond(chat: ChatStream, mut writer: impl ChatEventWriter) -> Res
 }
 
 /// Returns the response that streams the answers as JSON lines.
-pub(crate) fn respond_lines(chat: ChatStream, mut writer: impl ChatEventWriter) -> Response {
+pub(crate) fn stream_answer_lines(chat: ChatStream, mut writer: impl AnswerWriter) -> Response {
     let mut pending = PendingEvents::new();
     writer.on_start(&chat, &mut pending);
     sse::respond_lines(ChatEvents { chat, writer, has_ended: false }, pending)
@@ -52,7 +52,7 @@ struct ChatEvents<W> {
     has_ended: bool,
 }
 
-impl<W: ChatEventWriter> EventSource for ChatEvents<W> {
+impl<W: AnswerWriter> EventSource for ChatEvents<W> {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
         if self.has_ended {
             pending.extend(self.writer.after_end().await);

@@ -11,19 +11,19 @@ use crate::model::grammar::Constraint;
 use crate::model::llama::AdapterSet;
 use crate::mods::{ModRef, SelectedMod, version_of};
 use crate::server::mods::{find_version, load_version};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, LoadedModel};
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
 /// Returns the model of a recorded run, which must be the same file with the same overrides.
-pub(super) async fn recorded_model(app: &App, recorded: &Value) -> Result<Loaded, ApiError> {
+pub(super) async fn recorded_model(app: &App, recorded: &Value) -> Result<LoadedModel, ApiError> {
     let name = recorded["model"]["name"].as_str();
     if let Some(name) = name {
-        // `loaded` may return the default model for an unknown name, and another model would answer differently.
-        app.models().named(name)?;
+        // `get_or_load` may return the default model for an unknown name, and another model would answer differently.
+        app.models().entry_by_name(name)?;
     }
-    let loaded = app.loaded(name).await?;
+    let loaded = app.get_or_load(name).await?;
     let fingerprint = format!("{:032x}", loaded.model().fingerprint());
     if let Some(expected) = recorded["model"]["fingerprint"].as_str().filter(|&expected| expected != fingerprint) {
         let detail = format!(
@@ -37,7 +37,7 @@ pub(super) async fn recorded_model(app: &App, recorded: &Value) -> Result<Loaded
 }
 
 /// Builds the recorded request. All values are validated, because the recording comes from a client.
-pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Request, ApiError> {
+pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &LoadedModel) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
     let (sampling, limits) = (&recorded["sampling"], &recorded["limits"]);
     if prompt.tokens.is_empty() || !sampling.is_object() || !limits.is_object() {

@@ -1,6 +1,8 @@
 //! `/api/v1/runs/{id}/events`: the items of a run as JSON lines or as server-sent events.
 
-use super::{event_range, follow};
+mod sender;
+
+use super::event_range;
 use crate::events::{RunId, Scope};
 use crate::server::extract::{Path, Query};
 use crate::server::peers::find_recent;
@@ -57,7 +59,7 @@ pub async fn list(
             Ok(run_id) if app.store()?.unstored(&scope, run_id).is_some() => run_id,
             _ => find_recent(&app, &scope, &id).await?.run_id,
         };
-        return follow::respond(&app, scope, run_id, from);
+        return sender::respond(&app, scope, run_id, from);
     }
     let run = app.find_run(&scope, &id).await?;
     let store = app.store()?.clone();

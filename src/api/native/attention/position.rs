@@ -1,7 +1,7 @@
 //! The attention of a run's steps to one position.
 
-use super::attention::{AttentionView, ViewSelection, codec_error, not_stored, view_values};
 use super::map::windows;
+use super::{AttentionView, ViewSelection, codec_error, not_stored, view_values};
 use crate::events::{RunId, Scope};
 use crate::server::ApiError;
 use crate::store::{AttentionParts, HeadRowsPart, Store, ValueRow};

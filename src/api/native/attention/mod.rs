@@ -1,8 +1,9 @@
 //! `/api/v1/runs/{id}/attention`: the row of one step, or a map of many steps.
 
-use super::map::AttentionMap;
-use super::position::PositionAttention;
-use super::{event_range, map, position};
+mod map;
+mod position;
+
+use super::event_range;
 use crate::events::{AttentionStep, RunId, Scope};
 use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App, ErrorKind, Problem};
@@ -10,6 +11,8 @@ use crate::store::{AttentionParts, HeadRowsPart, RunSummary, Store};
 use crate::trace::attention::{self, HeadStatistics};
 use axum::Json;
 use axum::extract::State;
+use map::AttentionMap;
+use position::PositionAttention;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
