@@ -169,13 +169,12 @@ impl EditorPage {
         let info = find_mod(app, name, &caller.scope).await?;
         let newest = || list.current.as_ref().unwrap_or(&list.versions[0].hash).clone();
         let displayed = version.clone().or_else(|| (!is_loaded).then(newest));
-        let source = match source_of(app, name, displayed).await {
-            Ok(source) => Some(source),
+        let (hash, source) = match source_of(app, name, displayed).await {
+            Ok((hash, source)) => (hash, Some(source)),
             // Built-in mods have no source.
-            Err(error) if version.is_none() && error.kind() == ErrorKind::NotFound => None,
+            Err(error) if version.is_none() && error.kind() == ErrorKind::NotFound => (String::new(), None),
             Err(error) => return Err(error),
         };
-        let hash = source.as_ref().map(ModSource::hash).unwrap_or_default();
         let read_only_reason = match source {
             Some(_) => refusal(app, caller),
             None => "Built-in mods are part of Thunder and cannot be changed.".to_owned(),
@@ -255,11 +254,11 @@ mod tests {
     use super::view::FileView;
     use super::*;
     use crate::config::SecurityConfig;
-    use crate::ui::checks;
+    use crate::ui::{checks, testing};
 
     #[test]
     fn new_mod_template_has_its_name() {
-        let app = checks::app();
+        let app = testing::app();
         for ModTemplate { name, .. } in &TEMPLATES {
             let page = EditorPage::for_new_mod(
                 &app,
@@ -279,7 +278,7 @@ mod tests {
     #[test]
     fn source_is_text_and_never_markup() {
         let mut page = EditorPage::for_new_mod(
-            &checks::app(),
+            &testing::app(),
             &Caller::new(&SecurityConfig::default(), None),
             None,
             &HeaderMap::new(),
@@ -298,7 +297,7 @@ mod tests {
     #[test]
     fn page_allows_only_styles_with_nonce() {
         let page = EditorPage::for_new_mod(
-            &checks::app(),
+            &testing::app(),
             &Caller::new(&SecurityConfig::default(), None),
             None,
             &HeaderMap::new(),

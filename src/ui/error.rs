@@ -13,8 +13,6 @@ pub(super) struct ErrorPage {
     pub(super) status: u16,
     pub(super) title: String,
     pub(super) detail: String,
-    pub(super) recovery_href: String,
-    pub(super) recovery_text: String,
     /// Value of the refresh header that makes the page retry; empty if it does not.
     pub(super) refresh: String,
 }
@@ -37,8 +35,6 @@ fn page(headers: &HeaderMap, error: &ApiError, refresh: String) -> ErrorPage {
         status: problem.status,
         title: problem.title.to_owned(),
         detail: sentence(&problem.detail),
-        recovery_href: "/playground".to_owned(),
-        recovery_text: "Playground".to_owned(),
         refresh,
     }
 }
@@ -60,7 +56,7 @@ pub(super) fn sentence(text: &str) -> String {
 mod tests {
     use crate::config::SecurityConfig;
     use crate::server::Caller;
-    use crate::ui::checks;
+    use crate::ui::{checks, testing};
     use axum::body::{Body, to_bytes};
     use axum::http::{Request, StatusCode, header};
     use tower::ServiceExt;
@@ -75,7 +71,7 @@ mod tests {
         let groups = crate::ui::protocol(bytes::Bytes::new()).into_groups();
         let router = groups.into_iter().fold(axum::Router::new(), |router, group| router.merge(group.routes));
         let router = router.layer(axum::Extension(caller));
-        let response = router.with_state(checks::app()).oneshot(request).await.unwrap();
+        let response = router.with_state(testing::app()).oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.unwrap();
         (parts.status, parts.headers, String::from_utf8(body.to_vec()).unwrap())

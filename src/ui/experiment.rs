@@ -58,7 +58,6 @@ struct GridView {
     base: String,
     experiment: ExperimentView,
     counts: CellCounts,
-    ended: usize,
     can_resume: bool,
     facts: Vec<String>,
     runs_href: String,
@@ -174,7 +173,6 @@ impl GridView {
         let end = from + i32::try_from(cells.len()).unwrap_or_default();
         Self {
             base: base.to_owned(),
-            ended: summary.counts.ended(),
             counts: summary.counts,
             can_resume: matches!(experiment.state, ExperimentState::Cancelled | ExperimentState::Interrupted),
             facts: facts(definition),
@@ -346,7 +344,7 @@ mod tests {
 
     #[test]
     fn page_has_the_beginning_of_long_values_and_counts_cells_without_run() {
-        let experiment = crate::ui::experiments::sample();
+        let experiment = Experiment { ended: 1, ..crate::ui::experiments::sample() };
         let mut definition: Definition = serde_json::from_str(&experiment.definition).unwrap();
         definition.prompts[0] = "ü".repeat(10_000);
         definition.mods[1] = vec![serde_json::json!({"name": "m", "config": "n".repeat(10_000)})];
@@ -376,6 +374,7 @@ mod tests {
         let html = Fragment { grid }.render().unwrap();
         assert!(html.contains(&format!("{}…", "ü".repeat(300))) && !html.contains(&"ü".repeat(301)));
         assert!(!html.contains(&"n".repeat(301)) && !html.contains(&"g".repeat(301)));
+        assert!(html.contains("1 of 8 cells"), "cells that could not be started have not ended: {html}");
         assert!(html.contains(">1 failed</a>") && html.contains(">2 could not be started</span>"), "{html}");
     }
 

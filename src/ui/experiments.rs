@@ -3,7 +3,7 @@
 use super::error;
 use super::shell::{Shell, TimeView, render};
 use crate::events::Scope;
-use crate::server::{ApiError, App};
+use crate::server::{ApiError, App, base};
 use crate::store::{Experiment, ExperimentState, MAX_LISTED_EXPERIMENTS};
 use askama::Template;
 use axum::extract::State;
@@ -14,6 +14,19 @@ use axum::response::Response;
 #[template(path = "experiments.html")]
 struct ExperimentsPage {
     shell: Shell,
+    list: List,
+}
+
+/// The part of the page that changes while experiments run.
+#[derive(Template)]
+#[template(path = "experiments_list.html")]
+struct Fragment {
+    list: List,
+}
+
+struct List {
+    /// Prefix of every path.
+    base: String,
     rows: Vec<ExperimentView>,
     /// True if older experiments may be missing.
     is_truncated: bool,
@@ -60,12 +73,16 @@ pub(super) fn number(value: f64) -> String {
     format!("{value:.2}")
 }
 
-/// `GET /experiments`: renders the list.
+/// `GET /experiments`: renders the page; with `X-Fragment: list` only the list.
 pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMap) -> Response {
-    match experiments(&app, &scope).await {
-        Ok(found) => render(StatusCode::OK, &ExperimentsPage::new(&headers, &found)),
-        Err(error) => error::render(&headers, &error),
+    let list = match experiments(&app, &scope).await {
+        Ok(found) => List::new(base(&headers), &found),
+        Err(error) => return error::render(&headers, &error),
+    };
+    if headers.contains_key("x-fragment") {
+        return render(StatusCode::OK, &Fragment { list });
     }
+    render(StatusCode::OK, &ExperimentsPage { shell: Shell::new(&headers, "experiments"), list })
 }
 
 async fn experiments(app: &App, scope: &Scope) -> Result<Vec<Experiment>, ApiError> {
@@ -76,10 +93,10 @@ async fn experiments(app: &App, scope: &Scope) -> Result<Vec<Experiment>, ApiErr
     Ok(found)
 }
 
-impl ExperimentsPage {
-    fn new(headers: &HeaderMap, found: &[Experiment]) -> Self {
+impl List {
+    fn new(base: &str, found: &[Experiment]) -> Self {
         Self {
-            shell: Shell::new(headers, "experiments"),
+            base: base.to_owned(),
             rows: found.iter().map(ExperimentView::from).collect(),
             is_truncated: found.len() >= MAX_LISTED_EXPERIMENTS,
         }
@@ -109,15 +126,19 @@ mod tests {
 
     #[test]
     fn list_has_links_and_escapes_names() {
-        let html = ExperimentsPage::new(&HeaderMap::new(), &[sample()]).render().unwrap();
+        let render = |found: &[Experiment]| {
+            let shell = Shell::new(&HeaderMap::new(), "experiments");
+            ExperimentsPage { shell, list: List::new("", found) }.render().unwrap()
+        };
+        let html = render(&[sample()]);
         crate::ui::checks::page(&html);
         assert!(!html.contains("<b>greetings") && html.contains("3 of 8") && html.contains("0.50"), "{html}");
-        let empty = ExperimentsPage::new(&HeaderMap::new(), &[]).render().unwrap();
+        let empty = render(&[]);
         crate::ui::checks::page(&empty);
         assert!(empty.contains("No experiments yet"));
         let many: Vec<Experiment> = (0..MAX_LISTED_EXPERIMENTS).map(|_| sample()).collect();
         let truncated = "Only the newest 200 experiments are listed.";
-        assert!(ExperimentsPage::new(&HeaderMap::new(), &many).render().unwrap().contains(truncated));
+        assert!(render(&many).contains(truncated));
         assert!(!html.contains(truncated));
     }
 }

@@ -23,6 +23,8 @@ mod runs;
 mod shell;
 mod stats;
 mod steering;
+#[cfg(test)]
+mod testing;
 
 use crate::server::mods::MAX_BODY_BYTES;
 use crate::server::{Access, App, Pages, Protocol};

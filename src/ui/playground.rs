@@ -6,7 +6,7 @@ use super::shell::{Shell, curl_chat, key_variable, render};
 use super::steering::control_vectors;
 use crate::events::Scope;
 use crate::mods::ModDescription;
-use crate::server::{App, Loaded, ModelEntry};
+use crate::server::{App, LoadedModel, ModelEntry};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -80,7 +80,7 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
     let is_empty = super::runs::is_empty(&app, &scope).await;
     let mut models = app.models().list();
     models.retain(|entry| entry.ready().is_none_or(|loaded| loaded.model().generates()));
-    let engines: Vec<_> = models.iter().filter_map(ModelEntry::ready).map(Loaded::engine).collect();
+    let engines: Vec<_> = models.iter().filter_map(ModelEntry::ready).map(LoadedModel::engine).collect();
     let not_ready = match app.default_model() {
         Ok(loaded) if models.is_empty() => encoder_sentence(loaded.name()),
         Err(error) if engines.is_empty() => super::error::sentence(&error.problem().detail),

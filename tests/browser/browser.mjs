@@ -4,33 +4,50 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { chromium } from 'playwright-core';
+import { URL_ } from './server.mjs';
 
-export const URL_ = process.env.THUNDER_URL;
-if (!URL_) throw new Error('THUNDER_URL must name a running server, e.g. http://127.0.0.1:6767');
-
-const TIMEOUT_MS = 90_000;
+const TIMEOUT_MS = 45_000;
 const EVENTUALLY_MS = 30_000;
 const SLOWDOWN = Number(process.env.BROWSER_SLOWDOWN ?? 1);
 const ALL_RULES = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'];
-const COLOR_RULES = ['color-contrast', 'link-in-text-block'];
+export const COLOR_RULES = ['color-contrast', 'link-in-text-block', 'target-size'];
+/** The rules that depend on the width: those about colors and sizes, names, which CSS may hide, tables and scrolling. */
+const LAYOUT_RULES = [
+  ...COLOR_RULES,
+  'aria-command-name', 'aria-hidden-focus', 'aria-input-field-name', 'aria-progressbar-name', 'aria-toggle-field-name', 'button-name',
+  'input-button-name', 'label', 'link-name', 'select-name', 'summary-name', 'td-headers-attr', 'th-has-data-cells',
+  'scrollable-region-focusable',
+];
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-let browser;
-const problems = [];
+/** Promise of the browser, or null before the first test and after a crash. */
+let browser = null;
+/** Problems on the pages of the current test. */
+let problems = [];
 
 afterEach(async () => {
-  const found = problems.splice(0);
-  await Promise.all(((await browser)?.contexts() ?? []).map((context) => context.close()));
-  assert.deepEqual([...found, ...problems.splice(0)], []);
+  const found = problems;
+  const contexts = (await browser?.catch(() => null))?.contexts() ?? [];
+  await Promise.all(contexts.map((context) => context.close()));
+  // What a page reports while it is closed belongs to this test, and not to the next one.
+  problems = [];
+  assert.deepEqual(found, []);
 });
 after(async () => (await browser)?.close());
 
-/** Returns a new context. It is closed after the test. */
-export async function newContext(options) {
-  browser ??= chromium.launch({
+/** Starts the browser. After a crash, the next test starts another one. */
+async function launch() {
+  const launched = await chromium.launch({
     executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
     args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
   });
+  launched.on('disconnected', () => { browser = null; });
+  return launched;
+}
+
+/** Returns a new context. It is closed after the test. */
+export async function newContext(options) {
+  browser ??= launch();
   const context = await (await browser).newContext(options);
   // The browser shares the processor with other tests.
   context.setDefaultTimeout(TIMEOUT_MS);
@@ -43,7 +60,8 @@ export async function open(path, { width = 1280, height = 860, expected = () => 
   const page = await context.newPage();
   // Slower scripts show tests that depend on fast ones.
   if (SLOWDOWN > 1) await (await context.newCDPSession(page)).send('Emulation.setCPUThrottlingRate', { rate: SLOWDOWN });
-  const note = (what) => { if (!expected(what)) problems.push(`${path}: ${what}`); };
+  const found = problems;
+  const note = (what) => { if (!expected(what)) found.push(`${path}: ${what}`); };
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) note(message.text()); });
   page.on('response', (response) => { if (response.status() >= 400) note(`${response.status()} ${response.url()}`); });
   page.on('pageerror', (error) => note(error.stack ?? error.message));
@@ -67,24 +85,25 @@ async function checkLayout(page, selector, rules) {
 
 /**
  * Asserts that the page does not scroll sideways, and that a part of it has no accessibility violations: in light colors as it is, and in
- * dark ones on a phone, or, if it is shown on a phone, on a desktop.
+ * dark ones on a phone, or, if it is shown on a phone, on a desktop. In the second layout, only `LAYOUT_RULES` are checked, because
+ * the others do not depend on it.
  */
 export async function expectAccessible(page, selector = 'html') {
   const size = page.viewportSize();
   await checkLayout(page, selector, ALL_RULES);
   await page.emulateMedia({ colorScheme: 'dark' });
   await page.setViewportSize({ ...size, width: size.width > 375 ? 375 : 1280 });
-  await checkLayout(page, selector, ALL_RULES);
+  await checkLayout(page, selector, LAYOUT_RULES);
   await page.setViewportSize(size);
   await page.emulateMedia({ colorScheme: 'light' });
 }
 
-/** Like `expectAccessible` for a page of which nothing else is tested: in dark colors only the rules about colors, and a width of 320 pixels. */
-export async function expectAccessiblePage(page) {
-  await checkLayout(page, 'html', ALL_RULES);
+/** Like `expectAccessible` for a page of which nothing else is tested, with a width of 320 pixels. `rules` are those in light colors. */
+export async function expectAccessiblePage(page, rules = ALL_RULES) {
+  await checkLayout(page, 'html', rules);
   await page.emulateMedia({ colorScheme: 'dark' });
   await page.setViewportSize({ width: 320, height: 640 });
-  await checkLayout(page, 'html', COLOR_RULES);
+  await checkLayout(page, 'html', LAYOUT_RULES);
 }
 
 /**
@@ -105,3 +124,6 @@ export const eventually = Object.fromEntries(['equal', 'notEqual', 'deepEqual', 
 }]));
 
 export const ready = (page) => page.waitForFunction(() => document.querySelectorAll('.text .token').length > 3);
+
+/** Returns the number of pixels by which the content of an element is wider than the element. */
+export const overflow = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);

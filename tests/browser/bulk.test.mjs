@@ -2,18 +2,18 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { URL_, open, eventually, expectAccessible } from './browser.mjs';
+import { open, eventually, expectAccessible } from './browser.mjs';
+import { URL_, ingest, once, json } from './server.mjs';
 import { document as trace } from './document.mjs';
 
 const mark = `b${Date.now()}`;
 const list = `/runs?q=${encodeURIComponent(`request:${mark}`)}`;
-const runs = [];
-
-for (const number of [1, 2, 3]) {
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace(`${mark}-${number}`)) });
-  assert.equal(response.status, 201);
-  runs.push((await (await fetch(`${URL_}/api/v1/runs/${mark}-${number}`)).json()).run.run_id);
-}
+/** Returns the ids of three runs, which all tests use. */
+const storedRuns = once(async () => {
+  const ids = [];
+  for (const number of [1, 2, 3]) ids.push(await ingest(trace(`${mark}-${number}`)));
+  return ids;
+});
 
 /** Selects runs with the keyboard, the newest first. */
 async function select(page, count) {
@@ -25,6 +25,7 @@ async function select(page, count) {
 }
 
 test('selected runs are exported in both formats', async () => {
+  const runs = await storedRuns();
   const page = await open(list);
   await page.waitForSelector('.run');
   await select(page, 2);
@@ -55,6 +56,7 @@ test('selected runs are exported in both formats', async () => {
 });
 
 test('runs are selected by touch on a phone', async () => {
+  await storedRuns();
   const page = await open(list, { width: 375, height: 640 });
   await page.waitForSelector('.run');
   for (const row of [0, 1]) await page.locator('.row-select').nth(row).click();
@@ -64,9 +66,15 @@ test('runs are selected by touch on a phone', async () => {
   await expectAccessible(page);
   await page.click('[data-bulk-compare]');
   await page.waitForURL(/\/compare/);
+  // Another run may be in the place of a selected one, so no run is selected after Back.
+  await page.goBack();
+  await page.waitForSelector('.dot.on');
+  assert.equal(await page.locator('[data-select]:checked').count(), 0);
+  assert.equal(await page.isVisible('[data-bulk]'), false);
 });
 
 test('exported file of several runs is imported', async () => {
+  await storedRuns();
   const page = await open(list);
   await page.waitForSelector('.run');
   const text = [4, 5].map((number) => `${JSON.stringify(trace(`${mark}-import-${number}`))}\n`).join('');
@@ -76,6 +84,7 @@ test('exported file of several runs is imported', async () => {
 });
 
 test('deletion is undone after a reload, on a phone', async () => {
+  await storedRuns();
   const page = await open(list, { width: 375 });
   await page.waitForSelector('.run');
   const before = await page.locator('.run').count();
@@ -107,21 +116,26 @@ test('deletion is undone after a reload, on a phone', async () => {
 });
 
 test('run deleted on its page is restored from the list', async () => {
-  const gone = (what) => what.startsWith('404') && what.includes(runs[0]);
-  const page = await open(`/runs/${runs[0]}?q=${encodeURIComponent(`request:${mark}`)}`, { expected: gone });
+  const [run] = await storedRuns();
+  const gone = (what) => what.startsWith('404') && what.includes(run);
+  const page = await open(`/runs/${run}?q=${encodeURIComponent(`request:${mark}`)}`, { expected: gone });
   await page.waitForSelector('[data-action=delete]', { state: 'attached' });
   await page.click('details.more summary');
+  await page.click('[data-action=delete]');
+  await page.click('[data-delete-dialog] [value=cancel]');
+  assert.match(page.url(), /\/runs\/./, 'the run is kept');
   await page.click('[data-action=delete]');
   await page.click('[data-delete-dialog] [value=delete]');
   await page.waitForURL((url) => url.pathname === '/runs');
   await page.waitForSelector('[data-deletions] button');
-  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${runs[0]}`)).status, 404);
+  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${run}`)).status, 404);
   await page.click('[data-deletions] button');
-  await page.waitForSelector(`[data-run="${runs[0]}"]`);
-  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${runs[0]}`)).status, 200);
+  await page.waitForSelector(`[data-run="${run}"]`);
+  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${run}`)).status, 200);
 });
 
 test('filter is saved, used and removed by keyboard', async () => {
+  await storedRuns();
   const name = `${mark} <i>`;
   const page = await open(list);
   await page.waitForSelector('.run');
@@ -142,6 +156,6 @@ test('filter is saved, used and removed by keyboard', async () => {
   await page.keyboard.press('Tab');
   await page.keyboard.press('Enter');
   await link.waitFor({ state: 'detached' });
-  const { filters } = await (await fetch(`${URL_}/api/v1/filters`)).json();
+  const { filters } = await json(`/api/v1/filters`);
   assert.ok(!filters.some((filter) => filter.name === name));
 });

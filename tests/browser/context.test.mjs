@@ -2,22 +2,21 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { open, eventually, ready } from './browser.mjs';
+import { post, json } from './server.mjs';
 
 const server = process.env.IMAGES_URL;
-if (!server) throw new Error('IMAGES_URL must name a running server with a context of 512 tokens');
+const skip = server ? false : 'set IMAGES_URL to a server with a context of 512 tokens';
 const [PROMPT, ANSWER, KEEP, EVICTED] = [500, 24, 8, 60];
 
-const api = async (path) => (await fetch(`${server}/api/v1/runs/${path}`)).json();
-
-const post = (path, body) => fetch(server + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+const api = (path) => json(`/api/v1/runs/${path}`, { server });
 
 /** Returns a run whose context is full in the middle of its answer: `{id, start, shift, last}` with the first evicted position, the event of the context shift, and the last ForwardPass. */
 async function shiftedRun(answerLength = ANSWER, evicted = EVICTED) {
   const words = Array.from({ length: PROMPT }, (_, i) => ['girl', 'cat', 'sun', 'tree', 'ball'][(i * i) % 5]).join(' ');
-  const { token_ids: tokens } = await (await post('/api/v1/tokenize', { text: words })).json();
+  const { token_ids: tokens } = await (await post('/api/v1/tokenize', { text: words }, { server })).json();
   const response = await post('/v1/completions', {
     prompt: tokens.slice(0, PROMPT), seed: 1, max_tokens: answerLength, ignore_eos: true, attention: true, record: 'required', context_policy: 'shift', n_keep: KEEP, n_discard: evicted,
-  });
+  }, { server });
   const answer = await response.json();
   assert.equal(response.status, 200, JSON.stringify(answer));
   const id = answer.thunder.run_id;
@@ -29,7 +28,7 @@ async function shiftedRun(answerLength = ANSWER, evicted = EVICTED) {
   return { id, start, shift: shift.sequence_order, last: steps.at(-1).sequence_order };
 }
 
-test('attention after a context shift is shown at the tokens that the model attended to', async () => {
+test('attention after a context shift is shown at the tokens that the model attended to', { skip }, async () => {
   const { id, start, shift, last } = await shiftedRun();
   /** Index of a token in the text by its position in the context after the shift. */
   const inText = (position) => (position < start ? position : position + EVICTED);
@@ -76,7 +75,7 @@ test('attention after a context shift is shown at the tokens that the model atte
   assert.deepEqual(await requestsAfterClick(start + 5), [[0, shift, start + 5]]);
 });
 
-test('attention of later steps is loaded up to the 50th eviction', async () => {
+test('attention of later steps is loaded up to the 50th eviction', { skip }, async () => {
   const { id, last } = await shiftedRun(90, 1);
   const evictions = (await api(id)).events.filter((event) => event.details?.evicted).map((event) => event.sequence_order);
   assert.ok(evictions.length > 60, `${evictions.length} evictions`);

@@ -1,16 +1,17 @@
 // The dashboard in a browser: THUNDER_URL is the address of the server, CHROMIUM the path of the browser.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, newContext, eventually, expectAccessible, expectAccessiblePage, ready } from './browser.mjs';
+import { open, newContext, eventually, expectAccessible, expectAccessiblePage, ready } from './browser.mjs';
+import { URL_, ingest, once } from './server.mjs';
 import { document as sample } from './document.mjs';
 
 const requestId = `browser-${process.pid}-${Date.now()}`;
 
-const stored = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(requestId, 30)) });
-assert.equal(stored.status, 201, await stored.text());
-const { run: { run_id: runId } } = await (await fetch(`${URL_}/api/v1/runs/${requestId}`)).json();
+/** Returns the id of a stored run, which most tests use. */
+const storedRun = once(() => ingest(sample(requestId, 30)));
 
 test('run list is filtered by the server, and an invalid filter keeps the rows', async () => {
+  await storedRun();
   const page = await open('/runs', { expected: (what) => what.includes('400') });
   await page.waitForSelector('.run');
   await page.keyboard.press('/');
@@ -39,6 +40,7 @@ test('run list is loaded again when Back restores it without its connection', as
 });
 
 test('keyboard moves through the run list and opens a run', async () => {
+  await storedRun();
   const page = await open(`/runs?q=request:${requestId}`);
   await page.keyboard.press('j');
   await page.keyboard.press('Enter');
@@ -47,6 +49,7 @@ test('keyboard moves through the run list and opens a run', async () => {
 });
 
 test('keyboard steps through the replay: position, removed tokens, panel, link', async () => {
+  const runId = await storedRun();
   const page = await open(`/runs/${runId}`);
   await ready(page);
   const where = () => page.textContent('[data-where]');
@@ -90,6 +93,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
 });
 
 test('strip is a slider, and the command field finds events and tokens', async () => {
+  const runId = await storedRun();
   const page = await open(`/runs/${runId}`);
   await ready(page);
   const where = () => page.textContent('[data-where]');
@@ -123,8 +127,7 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   const [{ details: { model } }] = steps.events.filter(({ event_type: type }) => type === 'ForwardPass');
   for (const candidate of model) if (candidate.text !== 'The') candidate.text += ' incomprehensibility';
   sampled[0].details.after_mods = model;
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(steps) });
-  assert.equal(response.status, 201);
+  await ingest(steps);
   const page = await open(`/runs/${requestId}-funnel?at=${sampled[0].sequence_order + 1}`);
   await page.waitForSelector('.panel tr.chosen .funnel');
   const labels = () => page.locator('.panel .candidates .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
@@ -151,8 +154,7 @@ test('candidates of an earlier step cannot be used while those of another one ar
   const isMoved = new Promise((resolve) => { load = resolve; });
   await page.route(/\/events\?from=[1-9]/, async (route) => { await isMoved; await route.continue(); });
   const id = `${requestId}-busy`;
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 60)) });
-  assert.equal(response.status, 201);
+  await ingest(sample(id, 60));
   await page.goto(`${URL_}/runs/${id}?at=6`);
   // While the page loads, the panel is drawn again, which replaces an element that has the focus.
   await page.waitForLoadState('networkidle');
@@ -177,8 +179,7 @@ test('list of marks follows the cursor', async () => {
   trace.mod_calls = added.map((event) => ({ event_sequence_order: event.sequence_order, mod_name: 'log', event_type: 'Added', step: event.step, exception_occurred: false }));
   trace.mod_logs = added.flatMap((_, i) => ['a', 'b'].map((text) => ({ mod_call_sequence: i, mod_name: 'log', log_message: text })));
   trace.actions = [];
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace) });
-  assert.equal(response.status, 201, await response.text());
+  await ingest(trace);
   const page = await open(`/runs/${id}?at=0`);
   await ready(page);
   await page.click('.lanes summary');
@@ -196,6 +197,7 @@ test('list of marks follows the cursor', async () => {
 });
 
 test('alternative token opens the playground with the text before it', async () => {
+  const runId = await storedRun();
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
   await page.locator('.candidates tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
@@ -206,14 +208,13 @@ test('alternative token opens the playground with the text before it', async () 
 });
 
 test('trace without events has a notice, and a sparse trace shows its fields', async () => {
-  const post = (document) => fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
   const rest = { mod_calls: [], mod_logs: [], actions: [] };
-  await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
+  await ingest({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
   const empty = await open(`/runs/${requestId}-none`);
   await empty.waitForSelector('.replay.idle .text[data-empty]');
   await eventually.ok(async () => !(await empty.isVisible('.replay-controls')), 'there is nothing to step through');
   await empty.context().close();
-  await post({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });
+  await ingest({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });
   const page = await open(`/runs/${requestId}-little?at=0`);
   await page.waitForSelector('.panel .event-facts');
   await eventually.match(() => page.textContent('.panel .event-facts'), /150 tokens.*500 steps/);
@@ -230,6 +231,7 @@ test('mod list opens the playground with the mod', async () => {
 });
 
 test('text that is typed while the run loads is searched', async () => {
+  const runId = await storedRun();
   const page = await open('/docs');
   let load;
   const isTyped = new Promise((resolve) => { load = resolve; });
@@ -245,6 +247,7 @@ test('text that is typed while the run loads is searched', async () => {
 });
 
 test('find, help and playback work', async () => {
+  const runId = await storedRun();
   const page = await open(`/runs/${runId}`);
   await ready(page);
   await page.keyboard.press('/');
@@ -378,12 +381,12 @@ test('request that replaces another one in the playground is not shown as stoppe
 });
 
 test('comparison of two runs aligns tokens', async () => {
+  await storedRun();
   const other = sample(`${requestId}-other`, 30);
   const changed = other.events.find((e) => e.event_type === 'Added' && e.step === 2);
   changed.added_tokens = [999];
   changed.details.tokens[0] = { ...changed.details.tokens[0], token: 999, text: ' sea' };
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(other) });
-  assert.equal(response.status, 201);
+  await ingest(other);
   const page = await open(`/compare?a=${requestId}&b=${requestId}-other`);
   await page.waitForSelector('.difference[aria-current]');
   await eventually.equal(() => page.locator('.difference').count(), 1);
@@ -400,8 +403,7 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
       event.added_tokens = [999];
       event.details.tokens[0] = { ...event.details.tokens[0], token: 999, text: ' ocean' };
     }
-    const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(long) });
-    assert.equal(response.status, 201);
+    await ingest(long);
   }
   const page = await open(`/compare?a=${ids[0]}&b=${ids[1]}`);
   // The cursor is on a token of a difference, inside of the box.
@@ -426,19 +428,8 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   await eventually.match(() => page.getAttribute('.slider[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
 });
 
-test('run is deleted after confirmation', async () => {
-  const page = await open(`/runs/${requestId}-other`, { expected: (what) => what.includes('404') });
-  await page.click('summary:has-text("More")');
-  await page.click('[data-action=delete]');
-  await page.click('dialog button[value=cancel]');
-  assert.match(page.url(), /\/runs\//, 'the run is kept');
-  await page.click('[data-action=delete]');
-  await page.click('dialog button[value=delete]');
-  await page.waitForURL(/\/runs$/);
-  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
-});
-
 test('feedback works by keyboard on a phone and is stored', async () => {
+  const runId = await storedRun();
   const page = await open(`/runs/${runId}`, { width: 320, height: 640, expected: (what) => what.includes('400') });
   await ready(page);
   await page.focus('[data-action=feedback]');
@@ -484,6 +475,7 @@ test('page of a missing run has links to other pages', async () => {
 });
 
 test('run is readable without JavaScript', async () => {
+  const runId = await storedRun();
   const page = await (await newContext({ javaScriptEnabled: false })).newPage();
   await page.goto(`${URL_}/runs/${runId}`);
   await page.waitForURL(/view=text/);
@@ -492,6 +484,7 @@ test('run is readable without JavaScript', async () => {
 });
 
 test('pages have no accessibility violations, and fit into a width of 320 pixels', async () => {
+  const runId = await storedRun();
   const pages = [
     ['/runs', '.dot.on'], [`/runs/${runId}?at=12&erased=1`, '.panel section:not([aria-busy]) .candidates'], [`/runs/${runId}?view=text`, '.prose'],
     ['/playground', '.starters button'], ['/mods', '[aria-label="Try force-prefix in the playground"]'], [`/compare?a=${runId}&b=${runId}`, '.same .token'],
@@ -505,9 +498,9 @@ test('pages have no accessibility violations, and fit into a width of 320 pixels
 });
 
 test('painting and stepping with 10 000 tokens is hardly slower than with 30', async (t) => {
+  const runId = await storedRun();
   const id = `${requestId}-large`;
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 10000)) });
-  assert.equal(response.status, 201);
+  await ingest(sample(id, 10000));
   // A link to a late token shows it at once, and the replay uses what the page preloads, so each URL is requested once.
   const late = await open('/docs');
   const requests = [];
@@ -535,10 +528,11 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
     await page.context().close();
     return { painted, step };
   };
-  // Other work on the machine slows both down, so the limits depend on the times of the small run, and the shortest times of
-  // several rounds are compared.
+  // Other work on the machine slows both down, so the limits depend on the times of the small run, and a second round is measured
+  // if the first one is too slow.
   const [small, large] = [{ painted: Infinity, step: Infinity }, { painted: Infinity, step: Infinity }];
-  for (let round = 0; round < 2; round += 1) {
+  const isFast = () => large.painted < 1500 + 10 * small.painted && large.step < 10 * Math.max(small.step, 16);
+  for (let round = 0; round < 2 && !isFast(); round += 1) {
     for (const [best, path, tokens] of [[small, `/runs/${runId}`, 20], [large, `/runs/${id}`, 9000]]) {
       const { painted, step } = await measure(path, tokens);
       best.painted = Math.min(best.painted, painted);
@@ -546,6 +540,5 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
     }
   }
   t.diagnostic(`painted after ${Math.round(large.painted)} ms, a step takes ${large.step.toFixed(1)} ms; of thirty tokens ${Math.round(small.painted)} and ${small.step.toFixed(1)} ms`);
-  assert.ok(large.painted < 1500 + 10 * small.painted, `painted ${large.painted} ms, ${small.painted} ms`);
-  assert.ok(large.step < 10 * Math.max(small.step, 16), `step ${large.step} ms, ${small.step} ms`);
+  assert.ok(isFast(), JSON.stringify({ small, large }));
 });

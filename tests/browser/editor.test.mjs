@@ -2,10 +2,14 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { eventually, expectAccessible, expectAccessiblePage, open as openPage } from './browser.mjs';
+import { post } from './server.mjs';
 
 const { EDITOR_URL, MOD_KEY } = process.env;
 const skip = EDITOR_URL && MOD_KEY ? false : 'set EDITOR_URL and MOD_KEY to a server where mods can be saved';
 const name = `browser-${process.pid}`;
+
+/** Sends a body as JSON with the key. */
+const send = (path, body) => post(path, body, { server: EDITOR_URL, headers: { authorization: `Bearer ${MOD_KEY}` } });
 
 const forcedAnswer = (text) => `from thunder_mods import Prefilled, mod
 
@@ -110,11 +114,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
 
 test('discarded draft is replaced with the saved source', { skip }, async () => {
   const mod = `${name}-draft`;
-  const upload = async (text) => {
-    const body = JSON.stringify({ name: mod, language: 'python', source: forcedAnswer(text) });
-    const response = await fetch(`${EDITOR_URL}/v1/mods`, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body });
-    return (await response.json()).hash;
-  };
+  const upload = async (text) => (await (await send('/v1/mods', { name: mod, language: 'python', source: forcedAnswer(text) })).json()).hash;
   const first = await upload('one');
   await upload('two');
   const page = await open(`/mods/${mod}`);
@@ -129,15 +129,18 @@ test('discarded draft is replaced with the saved source', { skip }, async () => 
   await eventually.match(() => page.textContent('.cm-content'), /Says three/);
   await page.click('[data-draft] button:has-text("Discard")');
   await eventually.match(() => page.textContent('.cm-content'), /Says four/);
+  // After the link to the playground has saved changes of an earlier version, Back leads to the version that it saved.
+  await page.goto(`${EDITOR_URL}/mods/${mod}?version=${first}`);
+  await write(page, forcedAnswer('five'));
+  await page.click('[data-try]');
+  await page.waitForSelector(`[data-mod="${mod}"]`);
+  await page.goBack();
+  assert.equal(page.url(), `${EDITOR_URL}/mods/${mod}`);
 });
 
 test('version that another editor has saved is only replaced after a warning', { skip }, async () => {
   const mod = `${name}-shared`;
-  const upload = async (text) => {
-    const body = JSON.stringify({ name: mod, language: 'python', source: forcedAnswer(text) });
-    const response = await fetch(`${EDITOR_URL}/v1/mods`, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body });
-    return (await response.json()).hash;
-  };
+  const upload = async (text) => (await (await send('/v1/mods', { name: mod, language: 'python', source: forcedAnswer(text) })).json()).hash;
   const current = () => page.evaluate(async (one) => (await (await fetch(`/v1/mods/${one}/versions`)).json()).current, mod);
   await upload('one');
   const page = await open(`/mods/${mod}`);
@@ -180,7 +183,7 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
     'answers.py': 'from thunder_mods import Prefilled, mod\nfrom helpers.text import WORD\n\n\n@mod(events=[Prefilled])\ndef answers(event, actions, tokenizer):\n    return actions.force_output(tokenizer.encode(WORD))\n',
   };
   const upload = { name: mod, language: 'python', module: 'answers', source: files };
-  const made = await fetch(`${EDITOR_URL}/v1/mods`, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body: JSON.stringify(upload) });
+  const made = await send('/v1/mods', upload);
   assert.equal(made.status, 200, await made.text());
   const page = await open(`/mods/${mod}`);
   await page.waitForSelector('.cm-editor');
@@ -244,7 +247,6 @@ test('error of a package in a dry run is linked to its file', { skip }, async ()
     'helpers/text.py': 'def word():\n    return missing\n',
     'answers.py': 'from thunder_mods import Prefilled, mod\nfrom helpers.text import word\n\n\n@mod(events=[Prefilled])\ndef answers(event, actions, tokenizer):\n    return actions.force_output(tokenizer.encode(word()))\n',
   };
-  const send = (path, body) => fetch(EDITOR_URL + path, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body: JSON.stringify(body) });
   assert.equal((await send('/v1/mods', { name: mod, language: 'python', module: 'answers', source: files })).status, 200);
   const id = `package-${Date.now()}`;
   assert.equal((await send('/v1/completions', { prompt: 'Hello', max_tokens: 3, request_id: id })).status, 200);

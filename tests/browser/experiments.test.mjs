@@ -2,16 +2,16 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { URL_, open, eventually, expectAccessible } from './browser.mjs';
+import { open, eventually, expectAccessible } from './browser.mjs';
+import { URL_, post, json, generate } from './server.mjs';
 
 const mark = `e${Date.now()}`;
 
 const progress = (page, text) => page.waitForFunction((wanted) => document.querySelector('[data-part=progress]')?.textContent.replace(/\s+/g, ' ').includes(wanted), text);
-const json = async (path, options) => (await fetch(URL_ + path, options)).json();
 
 async function create(definition) {
-  const body = JSON.stringify({ name: `${mark} <b>`, prompts: ['Hello'], seeds: [1, 2], ...definition });
-  return (await json('/api/v1/experiments', { method: 'POST', headers: { 'content-type': 'application/json' }, body })).experiment_id;
+  const response = await post('/api/v1/experiments', { name: `${mark} <b>`, prompts: ['Hello'], seeds: [1, 2], ...definition });
+  return (await response.json()).experiment_id;
 }
 
 test('experiment is started by keyboard and its cells are compared', async () => {
@@ -57,10 +57,18 @@ test('experiment is started by keyboard and its cells are compared', async () =>
     await page.keyboard.press('x');
   }
   await page.waitForSelector('[data-bulk]:not([hidden]) [data-bulk-compare]:not([hidden])');
-  await expectAccessible(page);
+  await expectAccessible(page, '[data-bulk]');
+  // After Back, the browser checks the boxes again.
+  await page.keyboard.press('c');
+  await page.waitForURL(/\/compare\?a=.*&b=/);
+  await page.goBack();
+  await page.waitForSelector('.cells');
+  await eventually.equal(() => page.textContent('[data-bulk-text]'), '2 cells selected');
+  await eventually.ok(() => page.isVisible('[data-bulk]'));
   await page.keyboard.press('Escape');
   await eventually.ok(() => page.isHidden('[data-bulk]'));
-  await page.keyboard.press('j');
+  // The first two cells are those without mods.
+  for (let row = 0; row < 3; row += 1) await page.keyboard.press('j');
   await page.keyboard.press('c');
   await page.waitForURL(/\/compare\?a=.*&b=/);
   await page.goBack();
@@ -180,14 +188,12 @@ test('Python scores answers, and its errors are shown at the field and at the ce
   await page.waitForFunction(() => /SyntaxError.*line 1/.test(document.querySelector('#score-error').textContent));
   await eventually.equal(() => page.evaluate(() => document.activeElement.id), 'python');
   await page.fill('#python', 'def score(text, cell):\n    return 0.25 / (2 - cell["seed"])\n');
-  await expectAccessible(page);
   await page.keyboard.press('Control+Enter');
   await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
   await page.waitForSelector('[data-part=progress][data-state=done]');
   await page.waitForFunction(() => document.querySelector('[data-score="1"]').value === '0.25');
   const [first, second] = await page.locator('.cells [data-name=Answer]').allTextContents();
   assert.ok(!first.includes('Not scored') && second.includes('Not scored: ZeroDivisionError: float division by zero (line 2)'), second);
-  await expectAccessible(page);
   // Not by a click: Chromium sends no key with a download.
   const file = await fetch(EDITOR_URL + await page.getAttribute('a[download]:has-text("Parquet")', 'href'), { headers: { authorization: `Bearer ${MOD_KEY}` } });
   assert.equal(Buffer.from(await file.arrayBuffer()).subarray(0, 4).toString(), 'PAR1');
@@ -197,10 +203,7 @@ test('Python scores answers, and its errors are shown at the field and at the ce
 });
 
 test('statistics link the call time of a mod to its runs', async () => {
-  const body = JSON.stringify({ prompt: 'Hello', max_tokens: 4, ignore_eos: true, mods: ['log-top'] });
-  const headers = { 'content-type': 'application/json' };
-  const run = (await json('/v1/completions', { method: 'POST', headers, body })).thunder.run_id;
-  for (let status = ''; status !== 'done';) ({ run: { status } } = await json(`/api/v1/runs/${run}`));
+  const run = await generate({ max_tokens: 4, ignore_eos: true, mods: ['log-top'] });
   const page = await open('/stats?days=1&mod=log-top');
   const chart = page.locator('.charts.calls figure');
   await eventually.deepEqual(() => chart.locator('b').allTextContents(), ['log-top']);

@@ -1,14 +1,13 @@
 // Feedback on tokens: its marks in the text, and links to the tokens.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, eventually, expectAccessible, ready } from './browser.mjs';
+import { open, eventually, expectAccessible, ready } from './browser.mjs';
+import { post, ingest } from './server.mjs';
 import { document as trace } from './document.mjs';
-
-const post = (path, body) => fetch(`${URL_}${path}`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
 
 /** Stores a run with feedback. */
 async function storeRated(id) {
-  assert.equal((await post('/ingest', trace(id))).status, 201);
+  await ingest(trace(id));
   for (const feedback of [{ rating: 1, position: 2, text: 'a <b>good</b> word' }, { rating: -0.5, position: 7 }, { rating: 0.5, position: 4000 }, { rating: 1 }]) {
     assert.equal((await post(`/api/v1/runs/${id}/feedback`, feedback)).status, 201);
   }

@@ -1,19 +1,17 @@
 // The focus in the replay and in the run list: what keys and buttons do to it, and what screen readers hear.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, eventually, ready } from './browser.mjs';
+import { open, eventually, ready } from './browser.mjs';
+import { URL_, post, json, ingest } from './server.mjs';
 import { document as sample } from './document.mjs';
 
 const mark = `focus${Date.now()}`;
-const json = async (path) => (await fetch(URL_ + path)).json();
 
 /** Stores the trace of `document.mjs`, after `change(trace)`. Returns its id. */
 async function store(name, change = () => {}) {
   const trace = sample(`${mark}-${name}`, 30);
   change(trace);
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace) });
-  assert.equal(response.status, 201);
-  return (await json(`/api/v1/runs/${mark}-${name}`)).run.run_id;
+  return ingest(trace);
 }
 
 const focusedText = (page) => page.evaluate(() => document.activeElement.textContent);
@@ -73,7 +71,7 @@ test('focus in the candidates stays on its control, or moves to the section if t
 
 test('keys scroll a region that has the focus, if it has more content on that axis, and do not move the cursor', async () => {
   const id = await store('scroll');
-  const response = await fetch(`${URL_}/api/v1/runs/${id}/notes`, { method: 'PUT', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ text: 'a note' }) });
+  const response = await post(`/api/v1/runs/${id}/notes`, { text: 'a note' }, { method: 'PUT' });
   assert.equal(response.status, 200);
   const page = await open(`/runs/${id}?at=40`);
   await ready(page);
@@ -176,15 +174,12 @@ test('focus moves to the list when the button of a line above it disappears', as
   await page.keyboard.press('Enter');
   await eventually.equal(() => page.locator('.run').count(), 2);
   await eventually.ok(async () => ids.includes(await focusedRun()));
-  const generate = async () => {
-    const response = await fetch(`${URL_}/v1/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ prompt: `${mark}-new`, max_tokens: 1 }) });
-    return (await response.json()).thunder.run_id;
-  };
-  await generate();
+  const complete = async () => (await (await post('/v1/completions', { prompt: `${mark}-new`, max_tokens: 1 })).json()).thunder.run_id;
+  await complete();
   await eventually.equal(async () => (await json(`/api/v1/runs?q=${mark}-new`)).runs.length, 1);
   await page.goto(`${URL_}/runs?q=${mark}-new`);
   await page.waitForSelector('.dot.on');
-  const newest = await generate();
+  const newest = await complete();
   await page.waitForSelector('[data-new-runs]:not([hidden])');
   await page.focus('[data-new-runs]');
   await page.keyboard.press('Enter');
@@ -199,10 +194,11 @@ test('ended run of a page with older runs is not announced as new', async () => 
   const body = ids.map((id) => `event: change\ndata: ${JSON.stringify({ run_id: id, status: 'done' })}\n\n`).join('');
   const list = `${URL_}/runs?q=request:${mark}-page-`;
   const html = await (await fetch(list)).text();
+  const rows = ids.map((id) => `<li data-run="${id}"></li>`).join('');
   for (const [end, announced] of [['<span class="hint">This is the oldest run.</span>', /^3 new runs/], ['<a href="/runs?before=x" data-older>Older</a>', /^2 new runs/]]) {
     const page = await open('/docs');
     await page.route('**/api/v1/runs/live', (route) => route.fulfill({ contentType: 'text/event-stream', body }));
-    await page.route(list, (route) => route.fulfill({ contentType: 'text/html', body: html.replace('<span class="hint">This is the oldest run.</span>', end) }));
+    await page.route(list, (route) => route.fulfill({ contentType: 'text/html', body: html.replace('<span class="hint">This is the oldest run.</span>', end).replace('<ol class="runs">', (start) => start + (route.request().headers()['x-fragment'] ? rows : '')) }));
     await page.goto(list);
     await eventually.match(() => page.textContent('[data-new-runs]'), announced);
     assert.equal(await page.locator('.run').count(), 2);

@@ -2,29 +2,11 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import net from 'node:net';
-import { URL_, open, eventually, ready } from './browser.mjs';
+import { open, eventually, ready, overflow } from './browser.mjs';
+import { URL_, post, stored, generate, ingest, json } from './server.mjs';
 import { document as sample } from './document.mjs';
 
-const post = (path, body) => fetch(URL_ + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
-
-/** Generates a run, waits until it is stored, and returns its id. */
-async function generate(fields) {
-  const response = await post('/v1/chat/completions', { messages: [{ role: 'user', content: 'Tell me a short story about a girl and a cat.' }], seed: 1, max_tokens: 60, ...fields });
-  const answer = await response.json();
-  assert.equal(response.status, 200, JSON.stringify(answer));
-  return stored(answer.thunder.run_id);
-}
-
-async function stored(id) {
-  for (;;) {
-    const { run } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
-    if (run && run.status !== 'running') return id;
-    await new Promise((resolve) => setTimeout(resolve, 30));
-  }
-}
-
 const banned = (...phrases) => [{ name: 'ban-phrases', config: { phrases, whole_words: true } }];
-const overflow = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);
 
 test('first example request always shows the same backtrack', async () => {
   const answers = [];
@@ -90,7 +72,7 @@ test('comparison shows the effect of mods and sampler on each candidate', async 
 
 test('later steps are shaded by their attention to a token in the selected layer', async () => {
   const id = await generate({ attention: true, max_tokens: 20 });
-  const step = async (at, view) => (await (await fetch(`${URL_}/api/v1/runs/${id}/attention?at=${at}&${view}`)).json()).attention;
+  const step = async (at, view) => (await json(`/api/v1/runs/${id}/attention?at=${at}&${view}`)).attention;
   const page = await open(`/runs/${id}`);
   await ready(page);
   await page.keyboard.press('Home');
@@ -184,7 +166,7 @@ test('next token is chosen from its candidates, and the text continues from exac
   await shown();
   await eventually.equal(() => page.inputValue('[data-raw]'), rendered);
   const steps = new URL(await page.getAttribute('[data-next] a:has-text("all steps")', 'href'), URL_);
-  const { runs } = await (await fetch(`${URL_}/api/v1/runs?${steps.searchParams}`)).json();
+  const { runs } = await json(`/api/v1/runs?${steps.searchParams}`);
   assert.equal(runs.length, 3);
   await page.fill('[data-raw]', 'Once');
   await eventually.equal(() => page.locator('[data-next] table').count(), 0, 'candidates of another text');
@@ -251,7 +233,7 @@ test('open run list is updated after an outage of the server', async () => {
   const stop = new AbortController();
   const prompt = `away-${Date.now()}`;
   const body = { prompt, max_tokens: 4000, ignore_eos: true, stream: true };
-  const run = await fetch(`${URL_}/v1/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal: stop.signal });
+  const run = await post('/v1/completions', body, { signal: stop.signal });
   const id = run.headers.get('x-thunder-run-id');
   const page = await open(`/runs?q=${prompt}`, { server: proxyUrl, expected: (what) => /ERR_|Failed to fetch/.test(what) });
   // A run is in the list once it is stored.
@@ -267,7 +249,8 @@ test('open run list is updated after an outage of the server', async () => {
   await page.waitForSelector('.dot.off');
   stop.abort();
   await stored(id);
-  const later = await stored((await post('/v1/completions', { prompt, max_tokens: 1 }).then((r) => r.json())).thunder.run_id);
+  const later = (await (await post('/v1/completions', { prompt, max_tokens: 1 })).json()).thunder.run_id;
+  await stored(later);
   await eventually.equal(() => page.textContent('.run-status'), 'running', 'without a notification the page must not change');
   proxy = await serve(at);
   await page.waitForFunction(() => document.querySelector('.run-status').textContent !== 'running');
@@ -282,7 +265,7 @@ test('open run list is updated after an outage of the server', async () => {
 
 test('fork with an alternative grows beside the text, and the family shows its branches', async () => {
   const id = await generate({ max_tokens: 200, ignore_eos: true });
-  const { events } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
+  const { events } = await json(`/api/v1/runs/${id}`);
   const drawn = events.filter((event) => event.event_type === 'Sampled')[4];
   const page = await open(`/runs/${id}?at=${drawn.sequence_order}`);
   await ready(page);
@@ -296,7 +279,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   await eventually.equal(() => page.locator('.branches [data-branch]').count(), 2);
   const branch = await page.getAttribute('.branches [data-branch]:not([aria-current])', 'data-branch');
   await stored(branch);
-  const { run } = await (await fetch(`${URL_}/api/v1/runs/${branch}`)).json();
+  const { run } = await json(`/api/v1/runs/${branch}`);
   assert.deepEqual([run.parent.run_id, run.parent.step, run.parent.change.token], [id, drawn.step, token]);
   await page.waitForSelector(`[data-branch="${branch}"][data-status=done]`);
   await page.waitForFunction((other) => /200 tok · ln p −\d+\.\d\d · length/.test(document.querySelector(`[data-branch="${other}"] .branch-facts`).textContent), branch);
@@ -321,7 +304,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
 
 test('regenerating several ways starts branches that the comparison offers', async () => {
   const id = await generate({ max_tokens: 40, ignore_eos: true });
-  const { events } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
+  const { events } = await json(`/api/v1/runs/${id}`);
   const drawn = events.filter((event) => event.event_type === 'Sampled')[30];
   const page = await open(`/runs/${id}?at=${drawn.sequence_order}`);
   await ready(page);
@@ -352,8 +335,7 @@ test('regenerating several ways starts branches that the comparison offers', asy
 
 test('run of another engine says why it cannot be forked', async () => {
   const name = `generated-foreign-${process.pid}-${Date.now()}`;
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(name, 20)) });
-  assert.equal(response.status, 201);
+  await ingest(sample(name, 20));
   const page = await open(`/runs/${name}?at=6`);
   await page.waitForFunction(() => /cannot be forked: its sampling/.test(document.querySelector('.branch-list')?.textContent));
   const button = page.locator('.regenerate button');

@@ -5,33 +5,19 @@ import { mkdtemp, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { URL_, open, newContext, eventually, ready } from './browser.mjs';
+import { open, newContext, eventually, ready } from './browser.mjs';
+import { URL_, json, generate, ingest } from './server.mjs';
 import { document as trace } from './document.mjs';
 
+const SHORT = { max_tokens: 20, ignore_eos: true };
 const folder = await mkdtemp(join(tmpdir(), 'thunder-export-'));
 
-async function generate(fields) {
-  const response = await fetch(`${URL_}/v1/chat/completions`, {
-    method: 'POST', headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({ messages: [{ role: 'user', content: 'Tell me a short story about a girl and a cat.' }], seed: 1, max_tokens: 20, ignore_eos: true, ...fields }),
-  });
-  const answer = await response.json();
-  assert.equal(response.status, 200, JSON.stringify(answer));
-  const id = answer.thunder.run_id;
-  for (;;) {
-    const { run } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
-    if (run && run.status !== 'running') return id;
-    await new Promise((resolve) => setTimeout(resolve, 30));
-  }
-}
-
-const attention = async (id, query) => (await (await fetch(`${URL_}/api/v1/runs/${id}/attention?${query}`)).json()).attention;
-const ingest = (document) => fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
+const attention = async (id, query) => (await json(`/api/v1/runs/${id}/attention?${query}`)).attention;
 const facts = (page) => page.textContent('.heads + .hint');
 const cell = (page, layer, head) => page.locator(`.heads [role=row] >> nth=${layer}`).locator('[role=gridcell]').nth(head);
 
 test('grid of heads has the numbers of the step, by pointer and by keyboard', async () => {
-  const id = await generate({ attention: { heads: [[1, 2], [0, 0]] } });
+  const id = await generate({ attention: { heads: [[1, 2], [0, 0]] }, ...SHORT });
   const page = await open(`/runs/${id}?at=10&attention=mean`);
   await ready(page);
   await page.waitForSelector('.heads [role=gridcell]');
@@ -62,7 +48,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
 });
 
 test('later steps are shaded by one head, and a head without rows says how to store them', async () => {
-  const id = await generate({ attention: { heads: 'all' } });
+  const id = await generate({ attention: { heads: 'all' }, ...SHORT });
   const { rows } = await attention(id, 'from=0&position=3&view=head&layer=2&head=1');
   assert.equal(rows.length, 20);
   const page = await open(`/runs/${id}?at=3&attention=head:2:1&later=1`);
@@ -73,7 +59,7 @@ test('later steps are shaded by one head, and a head without rows says how to st
   const { row_len: position } = await attention(id, `at=${best.sequence_order}`);
   await eventually.equal(() => page.evaluate(() => Number(document.querySelector('.top-positions li').firstChild.textContent)), position);
   await page.context().close();
-  const bare = await generate({ attention: true });
+  const bare = await generate({ attention: true, ...SHORT });
   const other = await open(`/runs/${bare}?at=3&attention=head:2:1`, { expected: (what) => /^404 .*view=head/.test(what) });
   await other.waitForFunction(() => /\[\[2, 1\]\]/.test(document.querySelector('.panel').textContent));
   await eventually.ok(() => other.locator('.heads').isVisible(), 'the grid is shown without rows');
@@ -81,7 +67,7 @@ test('later steps are shaded by one head, and a head without rows says how to st
 
 test('exported page shows the run from disk without a network, and hostile text does nothing', async () => {
   const id = `export-${Date.now()}`;
-  assert.equal((await ingest(trace(id, 300))).status, 201);
+  await ingest(trace(id, 300));
   const html = await (await fetch(`${URL_}/runs/${id}/export.html`)).text();
   const file = join(folder, 'run.html');
   await writeFile(file, html);
@@ -100,7 +86,7 @@ test('exported page shows the run from disk without a network, and hostile text 
   await page.keyboard.press('Home');
   for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowRight');
   await eventually.ok(async () => (await page.locator('.candidates tbody tr').count()) > 1, 'candidates are shown');
-  await eventually.equal(() => page.locator('text=Fork here').count(), 0);
+  await eventually.equal(() => page.locator('[data-key^=fork], .regenerate').count(), 0);
   await page.keyboard.press('.');
   await eventually.ok(async () => (await page.locator('.call').count()) >= 1, 'actions of mods are shown');
   assert.deepEqual(problems, []);

@@ -2,27 +2,23 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { open, newContext, eventually, expectAccessible, ready } from './browser.mjs';
+import { json, generate } from './server.mjs';
 
 const server = process.env.IMAGES_URL;
-if (!server) throw new Error('IMAGES_URL must name a running server with a projector');
+const skip = server ? false : 'set IMAGES_URL to a server with a projector';
 const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAYAAAAECAIAAAAiZtkUAAAAGElEQVR4nGNkYGjQYGBARiwMNgxogDghAHPAAgoN/kQJAAAAAElFTkSuQmCC';
 
-async function generate(fields) {
+/** Generates a run whose prompt has an image. */
+function generateWithImage(fields) {
   const content = [{ type: 'text', text: 'What is this?' }, { type: 'image_url', image_url: { url: `data:image/png;base64,${PNG}` } }];
-  const response = await fetch(`${server}/v1/chat/completions`, {
-    method: 'POST', headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({ messages: [{ role: 'user', content }], seed: 1, max_tokens: 8, ignore_eos: true, record: 'required', ...fields }),
-  });
-  const answer = await response.json();
-  assert.equal(response.status, 200, JSON.stringify(answer));
-  return answer.thunder.run_id;
+  return generate({ messages: [{ role: 'user', content }], max_tokens: 8, ignore_eos: true, ...fields }, { server });
 }
 
-const attention = async (id, at) => (await (await fetch(`${server}/api/v1/runs/${id}/attention?at=${at}`)).json()).attention;
+const attention = async (id, at) => (await json(`/api/v1/runs/${id}/attention?at=${at}`, { server })).attention;
 
 for (const width of [1280, 375]) {
-  test(`image is a chip that unfolds, with the attention over its patches (${width} px)`, async () => {
-    const id = await generate({ attention: true });
+  test(`image is a chip that unfolds, with the attention over its patches (${width} px)`, { skip }, async () => {
+    const id = await generateWithImage({ attention: true });
     const page = await open(`/runs/${id}?attention=mean`, { width, server });
     await ready(page);
     const chip = page.locator('.text .image-chip');
@@ -43,7 +39,7 @@ for (const width of [1280, 375]) {
     const facts = page.locator('.patches .hint');
     await facts.waitFor();
     // The attention of the last step.
-    const { run, events } = await (await fetch(`${server}/api/v1/runs/${id}`)).json();
+    const { run, events } = await json(`/api/v1/runs/${id}`, { server });
     const { start, columns, rows } = events[0].details.prompt.images[0].tiles[0];
     assert.deepEqual([columns, rows], [8, 8]);
     const last = events.filter((event) => event.event_type === 'ForwardPass').at(-1).sequence_order;
@@ -67,8 +63,8 @@ for (const width of [1280, 375]) {
   });
 }
 
-test('exported page shows the chip without the file', async () => {
-  const id = await generate({});
+test('exported page shows the chip without the file', { skip }, async () => {
+  const id = await generateWithImage({});
   const html = await (await fetch(`${server}/runs/${id}/export.html`)).text();
   const page = await (await newContext()).newPage();
   const problems = [];

@@ -5,7 +5,8 @@ import { mkdtemp, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { URL_, open, newContext, eventually, expectAccessible, ready } from './browser.mjs';
+import { open, newContext, eventually, expectAccessible, ready } from './browser.mjs';
+import { URL_, ingest, json } from './server.mjs';
 import { document as trace } from './document.mjs';
 
 const OTHERS = [' one', '\n', ' <b>bold</b>', '\u202eevil', ' extraordinarily', '!', ' 日本', ' two', ' three', ' four'];
@@ -20,15 +21,14 @@ function lensOf(model, step, layerCount) {
 }
 
 /** Ingests a run with 13 candidates per step and returns its id. `lens(model, step)` returns the `lens` of a step. */
-async function ingest(lens) {
+async function ingestWithLens(lens) {
   const id = `lens-${Date.now()}-${Math.random()}`;
   const document = trace(id, 12);
   for (const { details, step } of document.events.filter((event) => event.event_type === 'ForwardPass')) {
     details.model.push(...OTHERS.map((text, i) => ({ token: 900 + i, text, prob: 0.002 / (i + 1) })));
     details.lens = lens(details.model, step);
   }
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
-  assert.equal(response.status, 201, await response.text());
+  await ingest(document);
   return { id, document };
 }
 
@@ -49,7 +49,7 @@ function description({ model, lens: { logits } }, index, layer, name) {
 
 for (const [width, layerCount] of [[1280, 12], [375, 100]]) {
   test(`lens is a grid of candidates and layers (${width} px, ${layerCount} layers)`, async () => {
-    const { id, document } = await ingest((model, step) => lensOf(model, step, layerCount));
+    const { id, document } = await ingestWithLens((model, step) => lensOf(model, step, layerCount));
     const page = await open(`/runs/${id}?at=4`, { width });
     await ready(page);
     await section(page).waitFor();
@@ -87,7 +87,7 @@ for (const [width, layerCount] of [[1280, 12], [375, 100]]) {
 }
 
 test('keys move in the grid, and the numbers follow the step', async () => {
-  const { id, document } = await ingest((model, step) => lensOf(model, step, 6));
+  const { id, document } = await ingestWithLens((model, step) => lensOf(model, step, 6));
   const page = await open(`/runs/${id}?at=4`);
   await ready(page);
   await cell(page, 0, 0).focus();
@@ -120,7 +120,7 @@ test('lens of another form is not shown, and hostile numbers do no harm', async 
     (model) => ({ layers: [0], logits: [[...model, model[0]].map(() => 1)] }),
     (model) => ({ layers: [0, 1], logits: [model.map(() => 1e308), model.map((_, i) => -1e308 * (i % 2))] }),
   ];
-  const { id, document } = await ingest((model, step) => (forms[step - 1] ?? forms[0])(model));
+  const { id, document } = await ingestWithLens((model, step) => (forms[step - 1] ?? forms[0])(model));
   const page = await open(`/runs/${id}?at=1`);
   await ready(page);
   for (const { step, sequence_order: event } of document.events.filter(({ event_type: type }) => type === 'ForwardPass').slice(0, forms.length)) {
@@ -135,7 +135,7 @@ test('lens of another form is not shown, and hostile numbers do no harm', async 
 });
 
 test('exported page shows the lens', async () => {
-  const { id, document } = await ingest((model, step) => lensOf(model, step, 12));
+  const { id, document } = await ingestWithLens((model, step) => lensOf(model, step, 12));
   const file = join(await mkdtemp(join(tmpdir(), 'thunder-lens-')), 'run.html');
   await writeFile(file, await (await fetch(`${URL_}/runs/${id}/export.html`)).text());
   const page = await (await newContext()).newPage();
@@ -165,7 +165,7 @@ test('playground requests the lens, and shows it in the live run', async () => {
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   const id = await page.textContent('[data-run-line] a');
   let last;
-  while (!last) last = (await (await fetch(`${URL_}/api/v1/runs/${id}/alternatives`)).json()).alternatives?.at(-1);
+  while (!last) last = (await json(`/api/v1/runs/${id}/alternatives`)).alternatives?.at(-1);
   await cell(page, 1, last.lens.layers.length - 1).hover();
   await eventually.equal(() => facts(page), description(last, 1, last.lens.layers.length - 1, await page.locator('.lens [role=rowheader]').nth(1).textContent()));
   await page.reload();

@@ -1,7 +1,8 @@
 // The replay of a run that grows: a stored run, whose items the test sends to the page one after the other.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, eventually } from './browser.mjs';
+import { open, eventually } from './browser.mjs';
+import { URL_, post, ingest } from './server.mjs';
 import { document as sample } from './document.mjs';
 
 /** Runs in the page before its scripts: `send(event, ...data)` sends events of the run. */
@@ -23,9 +24,9 @@ async function openLive(name, steps, prepare = () => {}, notes = []) {
   await page.addInitScript(replaceStream);
   const trace = sample(id, steps);
   await prepare(page, trace);
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace) });
-  assert.equal(response.status, 201);
-  for (const note of notes) await fetch(`${URL_}/api/v1/runs/${id}/notes`, { method: 'PUT', headers: { 'content-type': 'application/json' }, body: JSON.stringify(note) });
+  const run = await ingest(trace);
+  await post('/api/v1/runs/tags', { runs: [run], add: ['watched'], remove: [] });
+  for (const note of notes) await post(`/api/v1/runs/${id}/notes`, note, { method: 'PUT' });
   const stored = await fetch(`${URL_}/api/v1/runs/${id}/events?from=0&to=9999`, { headers: { accept: 'application/x-ndjson' } });
   const lines = (await stored.text()).split('\n').filter(Boolean);
   await page.route((url) => url.pathname === `/runs/${id}`, async (route) => {
@@ -86,8 +87,17 @@ test('run that has ended is navigated like a stored one', async () => {
   await eventually.match(() => where(), /event live/);
   await eventually.equal(() => restOf(page), 0);
   await page.locator('.token.prompt').nth(1).click();
+  // The page is older than the end of the run.
+  await page.evaluate(() => {
+    document.querySelector('[data-run-facts] time').remove();
+    document.querySelector('[data-banners]').textContent = 'an earlier notice';
+  });
+  await page.focus('[data-run-facts] .tag');
   await end();
   await eventually.match(() => where(), /event end/);
+  await page.waitForSelector('[data-run-facts] time');
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), 'watched');
+  assert.match(await page.textContent('[data-banners]'), /^watcher: KeyError/);
   await eventually.equal(() => page.locator('.token.selected').textContent(), ' is', 'the selected token is kept');
   await page.locator('[data-notes] button', { hasText: 'at token 2' }).click();
   await eventually.match(() => where(), /^token 2 /);

@@ -2,20 +2,20 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { open, eventually } from './browser.mjs';
+import { post, stored, ingest } from './server.mjs';
 import { document as sample } from './document.mjs';
 
 const server = process.env.IMAGES_URL;
-
-const post = (path, body) => fetch(server + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+const skip = server ? false : 'set IMAGES_URL to a server with several models';
 
 /** Returns the body of the next request of the page for a path. */
 const sent = async (page, path) => (await page.waitForRequest((request) => request.method() === 'POST' && request.url().endsWith(path))).postDataJSON();
 
-test('playground continues a run with its model, until another one is selected', async () => {
-  const response = await post('/v1/completions', { model: 'other', prompt: 'Once', max_tokens: 3 });
+test('playground continues a run with its model, until another one is selected', { skip }, async () => {
+  const response = await post('/v1/completions', { model: 'other', prompt: 'Once', max_tokens: 3 }, { server });
   const { thunder: { run_id: id } } = await response.json();
   // A run is found once it is stored.
-  await eventually.equal(async () => (await (await fetch(`${server}/api/v1/runs/${id}`)).json()).run?.status, 'done');
+  await stored(id, { server });
   const page = await open(`/playground?from=${id}`, { server });
   const select = page.locator('select[name=model]');
   await eventually.equal(() => select.inputValue(), 'other');
@@ -40,10 +40,15 @@ test('playground continues a run with its model, until another one is selected',
   await page.waitForSelector('[data-next] tr.chosen');
 });
 
-test('playground says that the server does not have the model of a run', async () => {
+test('playground has the settings of a run, and says that the server does not have its model', { skip }, async () => {
   const id = `models-${process.pid}-${Date.now()}`;
-  assert.equal((await post('/ingest', sample(id, 5))).status, 201);
-  const page = await open(`/playground?from=${id}`, { server });
+  await ingest(sample(id, 5), { server });
+  const page = await open('/docs', { server });
+  // The form of an earlier visit.
+  await page.evaluate(() => localStorage.setItem('thunder.playground', JSON.stringify({ stop: 'x', numbers: { temperature: '1.5', top_k: '7' } })));
+  await page.goto(`${server}/playground?from=${id}`);
   await eventually.equal(() => page.textContent('[data-problem]'), 'This server does not have the model “sample-model” of the run; requests use demo.');
-  await eventually.match(() => page.textContent('[data-changed-fields]'), /model sample-model → demo/);
+  await eventually.match(() => page.textContent('[data-changed-fields]'), /^1 field differs from the run\s*model sample-model → demo/);
+  const values = ['[name=temperature]', '[name=max_tokens]', '[name=top_k]', '[name=stop]'].map((name) => page.inputValue(name));
+  assert.deepEqual(await Promise.all(values), ['0.7', '99', '40', '']);
 });

@@ -1,15 +1,15 @@
 // Notes on a run and on a token, by keyboard.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, eventually, expectAccessible, ready } from './browser.mjs';
+import { open, eventually, expectAccessible, ready } from './browser.mjs';
+import { URL_, ingest } from './server.mjs';
 import { document as trace } from './document.mjs';
 
 const BOX = '[data-note-dialog] textarea:focus';
 
 test('notes are written, marked and removed, on a phone', async () => {
   const id = `notes-${Date.now()}`;
-  const stored = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace(id)) });
-  assert.equal(stored.status, 201);
+  await ingest(trace(id));
   const page = await open(`/runs/${id}?at=40`, { width: 375 });
   await ready(page);
   const write = async (text, place) => {
@@ -43,4 +43,19 @@ test('notes are written, marked and removed, on a phone', async () => {
   await eventually.equal(() => page.inputValue('[data-note-dialog] textarea'), 'the whole run\nin two lines');
   await page.keyboard.press('Escape');
   await page.waitForSelector('[data-note-dialog]', { state: 'detached' });
+});
+
+test('note on a run that could not be loaded is saved', async () => {
+  const id = `unloaded-${Date.now()}`;
+  await ingest(trace(id));
+  const page = await open('/docs', { expected: (what) => what.includes('503') });
+  await page.route('**/columns', (route) => route.fulfill({ status: 503, body: '' }));
+  await page.goto(`${URL_}/runs/${id}`);
+  await page.waitForSelector('[data-problem]:not([hidden])');
+  await page.keyboard.press('n');
+  await page.waitForSelector(BOX);
+  await page.keyboard.type('a note');
+  await page.keyboard.press('Control+Enter');
+  await page.waitForSelector('[data-note-dialog]', { state: 'detached' });
+  assert.deepEqual(await page.locator('[data-notes] .note-text').allTextContents(), ['a note']);
 });

@@ -2,6 +2,7 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { open, eventually, expectAccessible, ready } from './browser.mjs';
+import { json } from './server.mjs';
 
 const server = process.env.EMPTY_URL;
 
@@ -17,7 +18,7 @@ test('sample run is opened on an empty server', { skip: server ? false : 'EMPTY_
   await page.keyboard.press('Enter');
   await page.waitForURL(/\/runs\/sample-/);
   await ready(page);
-  const { runs: [run] } = await (await fetch(`${server}/api/v1/runs`)).json();
+  const { runs: [run] } = await json(`/api/v1/runs`, { server });
   assert.ok(run.backtracked > 0 || run.forced > 0, JSON.stringify(run));
   assert.ok(Date.now() - Date.parse(run.created_at) < 120_000, run.created_at);
   // The replay has the candidates of its steps.

@@ -2,35 +2,24 @@
 // calm-2 and the key MOD_KEY; the one at THUNDER_URL has none.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, eventually, expectAccessible, ready } from './browser.mjs';
+import { open, eventually, expectAccessible, ready, overflow } from './browser.mjs';
+import { URL_, json, post, stored } from './server.mjs';
 
 const { EDITOR_URL: server, MOD_KEY: key } = process.env;
 const skip = server && key ? false : 'set EDITOR_URL and MOD_KEY to a server with control vectors';
 
-const call = async (path, body, base = server) => {
-  const response = await fetch(base + path, {
-    method: body ? 'POST' : 'GET', headers: { 'content-type': 'application/json', authorization: `Bearer ${key}` }, ...(body && { body: JSON.stringify(body) }),
-  });
-  return response.json();
-};
-
-async function stored(id, base = server) {
-  for (;;) {
-    const found = await call(`/api/v1/runs/${id}`, null, base);
-    if (found.run && found.run.status !== 'running') return found;
-    await new Promise((resolve) => setTimeout(resolve, 30));
-  }
-}
+/** Options of requests with the key. */
+const withKey = (base = server) => ({ server: base, headers: { authorization: `Bearer ${key}` } });
 
 /** Generates a run and returns it as recorded. */
-async function generate(fields, base = server) {
-  const answer = await call('/v1/completions', { prompt: 'Once there was a small red fox.', seed: 3, temperature: 0.7, max_tokens: 16, ignore_eos: true, ...fields }, base);
-  return stored(answer.thunder.run_id, base);
+async function generate(fields, base) {
+  const body = { prompt: 'Once there was a small red fox.', seed: 3, temperature: 0.7, max_tokens: 16, ignore_eos: true, ...fields };
+  const answer = await (await post('/v1/completions', body, withKey(base))).json();
+  return stored(answer.thunder.run_id, withKey(base));
 }
 
 const sampledAt = ({ events }, step) => events.find((event) => event.event_type === 'Sampled' && event.step === step).sequence_order;
 const recorded = ({ events }) => events[0].details.prompt.parameters.steering.map(({ name, scale, layers }) => ({ name, scale, layers }));
-const overflow = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);
 
 test('run is forked with other control vectors by keyboard', { skip }, async () => {
   const original = await generate({});
@@ -61,7 +50,7 @@ test('run is forked with other control vectors by keyboard', { skip }, async () 
   await page.keyboard.press('Enter');
   await page.waitForSelector('.branches [data-branch]:not([aria-current])[data-status=done]');
   await eventually.match(() => page.textContent('.branches [data-branch]:not([aria-current]) .branch-change'), /^steering joy 6 at step 6$/);
-  const branch = await stored(await page.getAttribute('.branches [data-branch]:not([aria-current])', 'data-branch'));
+  const branch = await stored(await page.getAttribute('.branches [data-branch]:not([aria-current])', 'data-branch'), withKey());
   const steering = [{ name: 'joy', scale: 6, layers: [1, 3] }];
   assert.deepEqual([branch.run.parent.change, recorded(branch), branch.run.seed], [{ steering }, steering, 3]);
   assert.notEqual(branch.run.output_preview, original.run.output_preview);
@@ -69,7 +58,7 @@ test('run is forked with other control vectors by keyboard', { skip }, async () 
   // A fork with another candidate takes the control vectors of the form, too.
   await page.getByRole('button', { name: /^Fork this run with/ }).nth(1).click();
   await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 3);
-  const family = () => call(`/api/v1/runs/${id}/family`);
+  const family = () => json(`/api/v1/runs/${id}/family`, withKey());
   const withToken = (await family()).runs.map((run) => run.parent?.change).filter((change) => change?.token !== undefined);
   assert.deepEqual(withToken.map((change) => change.steering), [steering]);
 
@@ -108,7 +97,7 @@ test('playground sends control vectors and keeps those of a run, on a phone', { 
   await page.keyboard.type('1');
   const response = page.waitForResponse((answer) => answer.url().endsWith('/v1/completions'));
   await page.click('[data-action=generate]');
-  const again = await stored((await response).headers()['x-thunder-run-id']);
+  const again = await stored((await response).headers()['x-thunder-run-id'], withKey());
   assert.deepEqual(recorded(again), [{ name: 'calm', scale: 1, layers: [1, 3] }, ...steering], 'in the order of the server');
   await page.getByLabel('Select control vectors').uncheck();
   await eventually.match(() => page.textContent('[data-changed-fields] ul'), /steering joy -2.5, layers 2–3 → not set/);

@@ -1,23 +1,20 @@
 // Tags of runs, by keyboard: of one run on its page, of several in the list.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, eventually, expectAccessible, ready } from './browser.mjs';
+import { open, eventually, expectAccessible, ready } from './browser.mjs';
+import { json, ingest, once } from './server.mjs';
 import { document as trace } from './document.mjs';
 
 // The text box of the dialog once it accepts keys.
 const TAGS_BOX = '[data-tags-dialog] input[type=text]:focus';
 const mark = `t${Date.now()}`;
-const runs = [];
+/** Returns the ids of two runs, which all tests use. */
+const storedRuns = once(async () => [await ingest(trace(`${mark}-1`)), await ingest(trace(`${mark}-2`))]);
 
-for (const number of [1, 2]) {
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace(`${mark}-${number}`)) });
-  assert.equal(response.status, 201);
-  runs.push((await (await fetch(`${URL_}/api/v1/runs/${mark}-${number}`)).json()).run.run_id);
-}
-
-const tags = async (id) => (await (await fetch(`${URL_}/api/v1/runs/${id}`)).json()).run.tags ?? [];
+const tags = async (id) => (await json(`/api/v1/runs/${id}`)).run.tags ?? [];
 
 test('run is tagged on its page', async () => {
+  const runs = await storedRuns();
   const page = await open(`/runs/${runs[0]}`, { expected: (what) => what.startsWith('404') && what.includes('/runs/tags') });
   await ready(page);
   await page.keyboard.press('t');
@@ -39,6 +36,7 @@ test('run is tagged on its page', async () => {
 });
 
 test('several runs are tagged in the list, and a tag filters it', async () => {
+  const runs = await storedRuns();
   const page = await open(`/runs?q=${mark}`.replace(mark, encodeURIComponent(`request:${mark}`)));
   await page.waitForSelector('.run');
   for (const id of runs) await page.check(`[data-select][value="${id}"]`);
@@ -58,6 +56,7 @@ test('several runs are tagged in the list, and a tag filters it', async () => {
 });
 
 test('invalid tag is explained in the dialog', async () => {
+  const runs = await storedRuns();
   const page = await open(`/runs/${runs[1]}`, { expected: (what) => what.includes('/runs/tags') });
   await ready(page);
   await page.click('[data-action=tags]');

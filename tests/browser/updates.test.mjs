@@ -1,17 +1,14 @@
 // Pages that follow the server: the run list, branches of a run, and experiments. Responses are delayed by the tests.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, open, eventually } from './browser.mjs';
+import { open, eventually } from './browser.mjs';
+import { URL_, post, json, stored, ingest } from './server.mjs';
 import { document as sample } from './document.mjs';
-
-const post = (path, body, signal) => fetch(URL_ + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
-const json = async (path) => (await fetch(URL_ + path)).json();
-const stored = (id) => eventually.ok(async () => !['running', undefined].includes((await json(`/api/v1/runs/${id}`)).run?.status));
 
 /** Starts a run that `end()` ends. It is in the run list when this returns. */
 async function startRun(prompt) {
   const stop = new AbortController();
-  const response = await post('/v1/completions', { prompt, max_tokens: 4000, ignore_eos: true, stream: true }, stop.signal);
+  const response = await post('/v1/completions', { prompt, max_tokens: 4000, ignore_eos: true, stream: true }, { signal: stop.signal });
   const id = response.headers.get('x-thunder-run-id');
   await eventually.equal(async () => (await json(`/api/v1/runs?q=${prompt}`)).runs.length, 1);
   return { id, end: () => { stop.abort(); return stored(id); } };
@@ -35,6 +32,13 @@ async function holdFirst(page, matches) {
 }
 
 const isFragment = (name) => (request) => request.headers()['x-fragment'] === name;
+/** Waits until the page has received a list of runs. */
+const listed = async (page) => (await page.waitForResponse((response) => isFragment('list')(response.request()))).finished();
+/** Generates a run with one token, and waits until it is stored. */
+async function complete(prompt) {
+  const { thunder } = await (await post('/v1/completions', { prompt, max_tokens: 1 })).json();
+  await stored(thunder.run_id);
+}
 const status = (page, id) => page.textContent(`[data-run="${id}"] .run-status`);
 
 test('run that ends before the list is connected is shown as ended', async () => {
@@ -56,7 +60,7 @@ test('changes while the list is loaded are not lost', async () => {
   const run = await startRun(prompt);
   const page = await open('/docs');
   // The list is loaded again after the connection.
-  await Promise.all([page.waitForResponse((response) => isFragment('list')(response.request())), page.goto(`${URL_}/runs?q=${prompt}`)]);
+  await Promise.all([listed(page), page.goto(`${URL_}/runs?q=${prompt}`)]);
   // Another filter for the same runs, so that its request differs from those that update the list.
   const held = await holdFirst(page, (request) => isFragment('list')(request) && request.url().split(prompt).length === 3);
   await page.fill('#q', `${prompt} ${prompt}`);
@@ -70,9 +74,64 @@ test('changes while the list is loaded are not lost', async () => {
   held.send();
   await page.evaluate(() => globalThis.replaced);
   await eventually.notEqual(() => status(page, run.id), 'running', 'the response is older than the change');
-  assert.ok(await page.isVisible('[data-new-runs]'), 'the new run is still announced');
+  await eventually.ok(() => page.isVisible('[data-new-runs]'), 'the new run is still announced');
   await page.click('[data-new-runs]');
   await page.waitForSelector(`[data-run="${thunder.run_id}"]`);
+});
+
+test('new runs that the filter excludes are not announced', async () => {
+  const prompt = `match-${Date.now()}`;
+  await complete(prompt);
+  const page = await open('/docs');
+  // The list is requested because of the connection, and then because of the change.
+  await Promise.all([listed(page), page.goto(`${URL_}/runs?q=${prompt}`)]);
+  await Promise.all([listed(page), complete(`other-${Date.now()}`)]);
+  await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve); }));
+  assert.equal(await page.isVisible('[data-new-runs]'), false);
+  await complete(prompt);
+  await page.waitForSelector('[data-new-runs]:not([hidden])');
+  assert.match(await page.textContent('[data-new-runs]'), /^1 new run /);
+});
+
+test('change on the page without runs does not cancel the request of a filter', async () => {
+  const prompt = `empty-${Date.now()}`;
+  await complete(prompt);
+  const html = (await (await fetch(`${URL_}/runs`)).text()).replace(/<ol class="runs">[^]*<\/ol>/, '');
+  const page = await open('/docs');
+  const isUnfiltered = (request) => isFragment('list')(request) && request.url() === `${URL_}/runs`;
+  await page.route(`${URL_}/runs`, (route) => route.fulfill({ contentType: 'text/html', body: isUnfiltered(route.request()) ? '<div id="filter-error" hidden></div>' : html }));
+  await Promise.all([listed(page), page.goto(`${URL_}/runs`)]);
+  const held = await holdFirst(page, (request) => request.url().includes(prompt));
+  await page.fill('#q', prompt);
+  await held.isReady;
+  await Promise.all([page.waitForRequest(isUnfiltered), complete('other')]);
+  held.send();
+  await eventually.equal(() => page.locator('[data-run]').count(), 1);
+  assert.equal(new URL(page.url()).search, `?q=${prompt}`);
+});
+
+test('list is requested again after an error, and the number of new runs has a plus if there may be more', async () => {
+  const prompt = `retry-${Date.now()}`;
+  await complete(prompt);
+  const list = `${URL_}/runs?q=${prompt}`;
+  const html = await (await fetch(list)).text();
+  const page = await open('/docs', { expected: (what) => what.startsWith('503') });
+  const answers = [];
+  let answer = { body: html };
+  await page.route(list, (route) => {
+    if (isFragment('list')(route.request())) answer = answers.shift() ?? answer;
+    return route.fulfill({ contentType: 'text/html', ...answer });
+  });
+  await Promise.all([listed(page), page.goto(list)]);
+  // A full page of new runs, first without older ones.
+  const newest = '<ol class="runs"><li data-run="ffffffff-0000-7000-8000-000000000001"></li><li data-run="ffffffff-0000-7000-8000-000000000002"></li></ol>';
+  answers.push({ status: 503, body: '' }, { body: newest });
+  await complete(prompt);
+  await eventually.match(() => page.textContent('[data-new-runs]'), /^2 new runs /);
+  assert.equal(answers.length, 0);
+  answers.push({ body: `${newest}<a href="/runs?before=x" data-older>Older</a>` });
+  await complete(prompt);
+  await eventually.match(() => page.textContent('[data-new-runs]'), /^2\+ new runs /);
 });
 
 test('update of the list is not applied to that of another filter', async () => {
@@ -118,6 +177,28 @@ test('older response does not replace the state of an experiment', async () => {
   assert.equal(await state(), 'cancelled');
 });
 
+test('page of an experiment says that it is not updated, and does not ask again after a refusal', async () => {
+  const definition = { name: `refused-${Date.now()}`, prompts: ['Hello'], seeds: [1, 2, 3], parameters: [{ max_tokens: 4000, ignore_eos: true }] };
+  const { experiment_id: id } = await (await post('/api/v1/experiments', definition)).json();
+  const page = await open('/docs', { expected: (what) => /40\d|503/.test(what) });
+  await page.clock.install();
+  const statuses = [503, 404];
+  let requests = 0;
+  await page.route((url) => url.pathname === `/experiments/${id}`, (route) => {
+    if (!isFragment('grid')(route.request())) return route.continue();
+    requests += 1;
+    return route.fulfill({ status: statuses.shift(), body: '' });
+  });
+  await page.goto(`${URL_}/experiments/${id}`);
+  const notice = () => page.textContent('.banner.warn');
+  const shows = (text) => eventually.match(async () => { await page.clock.runFor(500); return notice(); }, text);
+  await shows(/^The page could not be updated: 503/);
+  await shows(/^This page is not updated anymore: 404/);
+  for (let i = 0; i < 5; i += 1) await page.clock.runFor(60_000);
+  assert.equal(requests, 2);
+  await post(`/api/v1/experiments/${id}/cancel`, {});
+});
+
 test('run that is loaded late does not replace the one that the playground shows', async () => {
   const { thunder } = await (await post('/v1/completions', { prompt: 'Once upon a time', max_tokens: 3 })).json();
   await stored(thunder.run_id);
@@ -140,7 +221,7 @@ test('run that is loaded late does not replace the one that the playground shows
 /** Opens a run whose family the test answers: `answer(original)` returns the response. `requests()` is the number of requests. */
 async function openFamily(answer) {
   const id = `family-${Math.random()}`;
-  assert.equal((await post('/ingest', sample(id, 15))).status, 201);
+  await ingest(sample(id, 15));
   const page = await open('/docs', { expected: (what) => /40\d|503/.test(what) });
   await page.clock.install();
   await page.addInitScript(() => {
@@ -191,4 +272,18 @@ test('active branches are polled less often after errors, and not after a refusa
   await eventually.equal(() => statuses.length, 0);
   for (let i = 0; i < 5; i += 1) await page.clock.runFor(60_000);
   assert.equal(await count(), 4);
+});
+
+test('tree of branches is updated after an error while a new branch is loaded', async () => {
+  const statuses = [200, 200, 503];
+  let answers = 0;
+  const { page } = await openFamily((family) => {
+    const [run] = family.runs;
+    const fork = (number) => ({ ...run, run_id: `0192f0c4-0000-7000-8000-00000000000${number}`, status: 'running', mean_logprob: -1, completion_tokens: 5000, parent: { run_id: run.run_id, step: 3, sequence_order: 7, change: {} } });
+    const code = statuses.shift() ?? 200;
+    answers += 1;
+    return { status: code, json: code === 200 ? { ...family, runs: [run, fork(1), ...(answers > 1 ? [fork(2)] : [])], not_forkable: null } : { title: 'x' } };
+  });
+  await page.clock.pauseAt(await page.evaluate(() => Date.now() + 60_000));
+  await eventually.equal(async () => { await page.clock.runFor(500); return page.locator('[data-branch]').count(); }, 3);
 });

@@ -3,6 +3,8 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import { Deduplicator, followRun } from '../../src/ui/assets/replay/live.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
+import { Fold } from '../../src/ui/assets/replay/fold.js';
+import { Run } from '../../src/ui/assets/replay/run.js';
 
 const event = (o) => ({ kind: 'event', ...o });
 
@@ -13,6 +15,17 @@ test('resumed stream may repeat items', () => {
   assert.equal(once.isNew(event({ sequence_order: 0 })), false);
   assert.equal(once.isNew({ kind: 'mod_call', index: 0 }), false);
   assert.equal(once.isNew({ kind: 'mod_call', index: 1 }), true);
+});
+
+test('end-of-generation token is not counted as a token of the answer, unlike the end of a stop string', () => {
+  for (const [end, length] of [[{ ends_generation: true }, 1], [{ stopped_by: 'b' }, 2]]) {
+    const fold = new Fold();
+    const run = new Run(fold);
+    run.apply(event({ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 0, details: { prompt: { tokens: [1], texts: ['Hi'] } } }));
+    run.apply(event({ event_type: 'Added', step: 1, sequence_order: 1, added_tokens: [2], details: { tokens: [{ token: 2, text: 'a' }] } }));
+    run.apply(event({ event_type: 'Added', step: 2, sequence_order: 2, added_tokens: [3], details: { tokens: [{ token: 3, text: 'b' }], ...end } }));
+    assert.deepEqual([run.answerLength(3), run.answerLength(1), run.answer().length, fold.answerLength], [length, 1, 2, length]);
+  }
 });
 
 for (const isClosed of [false, true]) {

@@ -70,6 +70,13 @@ test('tools, format and biases of a recorded run are restored', () => {
   assert.throws(() => requestOf({ ...form, extra: '{' }), /fields must be JSON: /);
 });
 
+test('form of a run without recorded parameters has the values of its summary', () => {
+  const summary = { model: 'm', temperature: 0.7, max_tokens: 99, seed: null, mods: ['x'] };
+  const { numbers, model, mods, stop } = formOf({ texts: ['a'] }, summary);
+  assert.deepEqual([numbers, model, mods, stop], [{ temperature: 0.7, max_tokens: 99 }, 'm', [{ name: 'x', config: '' }], undefined]);
+  assert.deepEqual(formOf({ texts: ['a'], parameters: { sampling: { top_k: 3 } } }, summary).numbers, { top_k: 3 }, 'recorded parameters are complete');
+});
+
 test('schema of the form is sent as response format, and read back', () => {
   const schema = { type: 'object', properties: { a: { type: 'integer' } } };
   const { body } = requestOf({ ...form, schema: JSON.stringify(schema) });

@@ -30,14 +30,17 @@ test('statistics cover the rows that were added since an event and not removed',
     { addedAt: 2, removedAt: NEVER, logprob: -1, entropy: 2, dt: 10 },
     { addedAt: 5, removedAt: 9, logprob: -7, entropy: null, dt: 30 },
     { addedAt: 9, removedAt: NEVER, logprob: -3, entropy: null, dt: 50, isForced: true },
+    { addedAt: 12, removedAt: NEVER, logprob: -2, entropy: 4, dt: 30, endsGeneration: true },
   ];
   const column = (name) => (i) => rows[i][name];
   const run = {
-    count: 4, isTimed: true, isPrompt: column('isPrompt'), isForced: column('isForced'), addedAt: column('addedAt'), removedAt: column('removedAt'),
+    count: 5, isTimed: true, endsGeneration: column('endsGeneration'), isPrompt: column('isPrompt'), isForced: column('isForced'), addedAt: column('addedAt'), removedAt: column('removedAt'),
     logprob: column('logprob'), entropy: column('entropy'), dt: column('dt'),
   };
-  assert.deepEqual(rowsSince(run), [1, 3]);
-  assert.deepEqual(rowsSince(run, 5), [3]);
+  assert.deepEqual(rowsSince(run), [1, 3, 4]);
+  assert.deepEqual(rowsSince(run, 5), [3, 4]);
+  const { tokens, meanLogprob } = statistics(run, rowsSince(run));
+  assert.deepEqual([tokens, meanLogprob], [2, -2], 'an end-of-generation token is measured, but not counted');
   assert.deepEqual(statistics(run, [1, 3]), { tokens: 2, forced: 1, meanLogprob: -2, perplexity: Math.exp(2), meanEntropy: 2, mostSurprising: 3, msPerToken: 30 });
   assert.equal(statistics(run, []).meanLogprob, null);
 });

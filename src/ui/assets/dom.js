@@ -100,10 +100,25 @@ export function openSaveDialog({ name, title, fields, save }) {
   return form;
 }
 
+/** Opens a dialog that asks the user. Returns true if it is closed with the button `value`. */
+export function isConfirmed(dialog, value) {
+  // Escape does not change the value, which may be that of an earlier answer.
+  dialog.returnValue = '';
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener('close', () => resolve(dialog.returnValue === value), { once: true });
+  });
+}
+
 /** Returns a function that calls `start`, and ignores further calls until the promise of the first one is settled. */
 export function singleFlight(start) {
   let pending = null;
   return (...args) => { pending ??= start(...args).finally(() => { pending = null; }); };
+}
+
+/** Waits until the page is visible. */
+export async function pageVisible() {
+  while (document.hidden) await new Promise((resolve) => document.addEventListener('visibilitychange', resolve, { once: true }));
 }
 
 /** Waits until the browser has painted a frame. */

@@ -44,9 +44,9 @@ function summary(report) {
 
 /**
  * Sets up the section of the dry run. `upload()` returns the edited mod, `showProblems(problems)` shows problems at their
- * lines, `go({file, line})` moves the editor to a line, and `save()` saves the mod and returns true if that succeeded.
+ * lines, `go({file, line})` moves the editor to a line, and `saveAndOpen(href)` saves the mod and opens a page.
  */
-export function setUpDryRun(section, { upload, showProblems, go, save }) {
+export function setUpDryRun(section, { upload, showProblems, go, saveAndOpen }) {
   const form = section.querySelector('form');
   const field = form.elements.run;
   const button = form.querySelector('[type=submit]');
@@ -63,10 +63,10 @@ export function setUpDryRun(section, { upload, showProblems, go, save }) {
   /** Returns the link that saves the mod and opens the playground with it and the settings of the run. */
   function playgroundLink(id) {
     const href = `${base}/playground?${new URLSearchParams({ from: id, mod: upload().name })}`;
-    const onclick = async (event) => {
+    const onclick = (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
-      if (await save()) location.assign(href);
+      saveAndOpen(href);
     };
     return h('a', { class: 'button', href, onclick }, 'Run for real in the playground');
   }

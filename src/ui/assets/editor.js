@@ -182,10 +182,10 @@ async function unknownVersion(target) {
 }
 
 /** Shows that a save would replace a version that the user does not know. */
-function warnOfVersion({ name: target, hash: newer, registered_at: at, registered_by: by }) {
+function warnOfVersion({ name: target, hash: newer, registered_at: at, registered_by: by }, next) {
   const saveAnyway = () => {
     replaced = { name: target, hash: newer };
-    save();
+    save(next);
   };
   const saved = `of ${new Date(at).toLocaleString()}${by ? ` by ${by}` : ''}`;
   showError(`Not saved: this would replace version ${newer.slice(0, 12)} of ${target}, ${saved}, on which your text is not based.`);
@@ -195,9 +195,9 @@ function warnOfVersion({ name: target, hash: newer, registered_at: at, registere
   setState('Not saved', 'err');
 }
 
-/** Saves the source as a new version. Returns true if that succeeded. */
-async function save() {
-  if (!canSave || isSaving || !form.reportValidity()) return false;
+/** Saves the source as a new version, and then opens the page `next` if there is one, or else the page of a new mod. */
+async function save(next) {
+  if (!canSave || isSaving || !form.reportValidity()) return;
   clearTimeout(checkTimer);
   pendingCheck?.abort();
   isSaving = true;
@@ -208,8 +208,8 @@ async function save() {
   try {
     const unknown = await unknownVersion(upload().name);
     if (unknown) {
-      warnOfVersion(unknown);
-      return false;
+      warnOfVersion(unknown, next);
+      return;
     }
     const response = await sendJson('/v1/mods', upload());
     const version = await response.json();
@@ -218,21 +218,20 @@ async function save() {
     storeDraft();
     draftBox.hidden = !isDraftOffered;
     if (version.name !== name) {
-      location.assign(`${base}/mods/${encodeURIComponent(version.name)}`);
-      return true;
+      location.assign(next ?? `${base}/mods/${encodeURIComponent(version.name)}`);
+      return;
     }
     showProblems([]);
     setState('Saved');
     addVersion(version.hash);
     toast(`${version.unchanged ? 'Already saved as' : 'Saved as'} version ${version.hash.slice(0, 12)}${version.enabled ? '' : '; the mod is disabled'}`);
-    return true;
+    if (next) location.assign(next);
   } catch (error) {
     const problems = error.status === 400 ? await check() : null;
     if (!problems?.length) {
       showError(`Not saved: ${error.message}`);
       setState('Not saved', 'err');
     }
-    return false;
   } finally {
     isSaving = false;
     saveButton.disabled = false;
@@ -272,17 +271,16 @@ listenForShortcuts(['editor'], (action) => {
   return true;
 });
 // The playground uses the saved version, so the link to it saves the changes first.
-document.querySelector('[data-try]')?.addEventListener('click', async (event) => {
+document.querySelector('[data-try]')?.addEventListener('click', (event) => {
   if (!canSave || !isChanged() || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  const { href } = event.currentTarget;
-  if (await save()) location.assign(href);
+  save(event.currentTarget.href);
 });
 
 const dryRun = document.querySelector('[data-dry-run]');
 if (dryRun && canSave) {
   import('./dry-run.js').then(({ setUpDryRun }) => {
-    setUpDryRun(dryRun, { upload, showProblems, go: (place) => source.go(place), save: async () => !isChanged() || save() });
+    setUpDryRun(dryRun, { upload, showProblems, go: (place) => source.go(place), saveAndOpen: (href) => (isChanged() ? save(href) : location.assign(href)) });
     dryRun.hidden = false;
   });
 }

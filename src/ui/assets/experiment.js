@@ -1,8 +1,9 @@
 // The page of an experiment: its progress, buttons that cancel, resume and remove it, scores, and the comparison of cells.
 import { base, fetchApi, sendJson } from './api.js';
-import { toast } from './dom.js';
+import { isConfirmed, toast } from './dom.js';
+import { LiveFragment } from './fragments.js';
 import { listenForShortcuts } from './keys.js';
-import { moveFocus, refresh, refreshWhile } from './refresh.js';
+import { moveFocus } from './row-focus.js';
 
 const grid = document.querySelector('[data-grid]');
 const problem = document.querySelector('[data-problem]');
@@ -11,7 +12,8 @@ const dialog = document.querySelector('[data-remove-dialog]');
 const path = `/api/v1/experiments/${grid.dataset.experiment}`;
 
 const isRunning = () => grid.querySelector('[data-part=progress]').dataset.state === 'running';
-refreshWhile(grid, { fragment: 'grid', isRunning, changed: showSelection });
+const liveGrid = new LiveFragment(grid, 'grid', showSelection);
+liveGrid.follow(isRunning);
 
 /** Awaits `act()`. If it fails, shows `failure` with the error. */
 async function attempt(failure, act) {
@@ -29,7 +31,7 @@ async function changeState(name, button) {
   button.disabled = true;
   await attempt(name === 'cancel' ? 'Not cancelled' : 'Not resumed', async () => {
     await fetchApi(`${path}/${name}`, { method: 'POST' });
-    await refresh(grid, 'grid');
+    await liveGrid.refresh();
     grid.querySelector('[data-part=progress] button')?.focus();
     toast(name === 'cancel' ? 'Experiment cancelled' : 'Experiment resumed');
   });
@@ -39,15 +41,17 @@ async function changeState(name, button) {
 document.addEventListener('click', (event) => {
   const name = event.target.closest('[data-action]')?.dataset.action;
   if (name === 'cancel' || name === 'resume') changeState(name, event.target);
-  else if (name === 'remove') dialog.showModal();
+  else if (name === 'remove') remove();
 });
-dialog.addEventListener('close', () => {
-  if (dialog.returnValue !== 'remove') return;
-  attempt('Not removed', async () => {
+
+/** Removes the experiment if the user confirms it. */
+async function remove() {
+  if (!await isConfirmed(dialog, 'remove')) return;
+  await attempt('Not removed', async () => {
     await fetchApi(path, { method: 'DELETE' });
     location.assign(`${base}/experiments`);
   });
-});
+}
 
 // Stores a score that the user types; an empty text removes the score.
 grid.addEventListener('change', (event) => {
@@ -57,7 +61,7 @@ grid.addEventListener('change', (event) => {
     if (!field.validity.valid) throw new Error('a score is a number from 0 to 1');
     const score = field.value === '' ? null : Number(field.value);
     await sendJson(`${path}/cells/${Number(field.dataset.score) - 1}`, { score }, { method: 'PUT' });
-    await refresh(grid, 'grid');
+    await liveGrid.refresh();
   });
 });
 
@@ -75,6 +79,8 @@ function showSelection() {
   if (b) link.href = `${base}/compare?${new URLSearchParams({ a, b, ...(others.length && { with: [b, ...others].join(',') }) })}`;
 }
 grid.addEventListener('change', showSelection);
+// After Back, the browser checks the boxes again that were checked, by their names.
+addEventListener('pageshow', showSelection);
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', () => {
   for (const checkbox of grid.querySelectorAll('[data-select]:checked')) checkbox.checked = false;
   showSelection();

@@ -1,11 +1,12 @@
 // The page with the list of experiments: shortcuts, and the progress of running experiments.
 import { base } from './api.js';
+import { LiveFragment } from './fragments.js';
 import { listenForShortcuts } from './keys.js';
-import { moveFocus, refreshWhile } from './refresh.js';
+import { moveFocus } from './row-focus.js';
 
 const list = document.querySelector('[data-list]');
 
-refreshWhile(list, { fragment: null, isRunning: () => list.querySelector('tr[data-state=running]') });
+new LiveFragment(list, 'list').follow(() => list.querySelector('tr[data-state=running]'));
 
 listenForShortcuts(['experiments'], (action) => {
   if (action === 'nextRow') return moveFocus(list, 1);

@@ -113,8 +113,7 @@ async function openRun(id) {
   if (generation.isActive || runView.path) return;
   const mod = form.exampleOf(query.get('mod'));
   if (mod && !values.mods.some(({ name }) => name === mod.name)) values.mods.push(mod);
-  const stored = loadForm();
-  form.value = { ...stored, ...values, numbers: { ...stored.numbers, ...values.numbers } };
+  form.value = values;
   const { model } = values;
   if (model && !form.hasModel(model)) {
     showProblem(`This server does not have the model “${model}” of the run; requests use ${form.value.model || 'its default model'}.`);

@@ -1,9 +1,9 @@
 //! Redirects from a run to its neighbors in the filtered list.
 
-use super::view::RunSummaryView;
-use crate::events::Scope;
+use super::view::run_href;
+use crate::events::{RunId, Scope};
 use crate::server::{ApiError, App};
-use crate::store::{MAX_PAGE_RUNS, RunQuery, RunSummary};
+use crate::store::{MAX_PAGE_RUNS, RunQuery};
 use crate::ui::error;
 use crate::ui::shell::runs_href;
 use axum::extract::{Path, Query, State};
@@ -61,24 +61,24 @@ async fn redirect_to_neighbor(
     q: &str,
     direction: Direction,
 ) -> Result<Response, ApiError> {
-    let run = app.find_run(scope, id).await?;
+    let run = app.find_run(scope, id).await?.run_id;
     let neighbor = match direction {
-        Direction::Older => older_in_pages(app, scope, q, &run).await?,
-        Direction::Newer => newer_in_pages(app, scope, q, &run).await?,
+        Direction::Older => older_in_pages(app, scope, q, run).await?,
+        Direction::Newer => newer_in_pages(app, scope, q, run).await?,
     };
-    let href = neighbor.map_or_else(|| runs_href(q), |run| RunSummaryView::new(&run, q).href);
+    let href = neighbor.map_or_else(|| runs_href(q), |run| run_href(run, q));
     Ok(Redirect::to(&href).into_response())
 }
 
 /// Returns the next older run.
-async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
+async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: RunId) -> Result<Option<RunId>, ApiError> {
     let store = app.store()?;
-    let mut before = Some(run.run_id);
+    let mut before = Some(run);
     for _ in 0..MAX_PAGES {
         let page = store.runs(scope, &RunQuery { q: q.to_owned(), before, limit: 1 }).await?;
         before = page.next;
         if let Some(run) = page.runs.into_iter().next() {
-            return Ok(Some(run));
+            return Ok(Some(run.run_id));
         }
         if before.is_none() {
             break;
@@ -89,7 +89,7 @@ async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> 
 
 /// Returns the next newer run. The list can only be read from new to old, so only its first pages are searched; for a run
 /// after them, the result is their last run.
-async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
+async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: RunId) -> Result<Option<RunId>, ApiError> {
     let store = app.store()?;
     let mut before = None;
     let mut last = None;
@@ -98,10 +98,10 @@ async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> 
         let page = store.runs(scope, &query).await?;
         for other in page.runs {
             // The list is ordered by id, so a trace from last year that was ingested today is among today's runs.
-            if other.run_id <= run.run_id {
+            if other.run_id <= run {
                 return Ok(last);
             }
-            last = Some(other);
+            last = Some(other.run_id);
         }
         before = page.next;
         if before.is_none() {

@@ -44,8 +44,8 @@ struct ReplayPage {
     forks_href: String,
     /// Values and labels of the feedback form.
     ratings: [(&'static str, &'static str); 5],
-    prev_href: String,
-    next_href: String,
+    newer_href: String,
+    older_href: String,
     pane: Pane,
 }
 
@@ -160,8 +160,8 @@ impl ReplayPage {
             forks,
             forks_href: runs_href(&forks_filter(run)),
             ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
-            prev_href: neighbor_href("newer"),
-            next_href: neighbor_href("older"),
+            newer_href: neighbor_href("newer"),
+            older_href: neighbor_href("older"),
             pane: Pane {
                 run_id: id.to_string(),
                 status: run.status.as_str(),

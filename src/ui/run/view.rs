@@ -1,6 +1,6 @@
 //! A run formatted for pages.
 
-use crate::events::{RunParent, RunStatus};
+use crate::events::{RunId, RunParent, RunStatus};
 use crate::store::RunSummary;
 use crate::ui::error::sentence;
 use crate::ui::shell::{TimeView, duration, encoded, runs_href, short};
@@ -73,9 +73,8 @@ impl RunSummaryView {
     pub(in crate::ui) fn new(run: &RunSummary, q: &str) -> Self {
         let id = run.run_id.to_string();
         let prompt = one_line(&run.prompt_preview);
-        let query = if q.is_empty() { String::new() } else { format!("?q={}", encoded(q)) };
         Self {
-            href: format!("/runs/{id}{query}"),
+            href: run_href(run.run_id, q),
             title: if prompt.is_empty() { run.request_id.clone() } else { prompt },
             output: one_line(&run.output_preview),
             model: run.model.clone().unwrap_or_default(),
@@ -119,6 +118,12 @@ impl RunSummaryView {
             id,
         }
     }
+}
+
+/// Returns the URL of a run's page. `q` is the filter of the list that links to the run.
+pub(super) fn run_href(id: RunId, q: &str) -> String {
+    let query = if q.is_empty() { String::new() } else { format!("?q={}", encoded(q)) };
+    format!("/runs/{id}{query}")
 }
 
 /// Describes the step of a fork and its change.
@@ -245,7 +250,7 @@ fn strip_path(strip: &[u8]) -> String {
 
 #[cfg(test)]
 pub(in crate::ui) fn sample() -> RunSummary {
-    use crate::events::{FinishReason, RunId, Surface};
+    use crate::events::{FinishReason, Surface};
     use chrono::DateTime;
     RunSummary {
         run_id: RunId("0192f0c4-0000-7000-8000-000000000001".parse().unwrap()),

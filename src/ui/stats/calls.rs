@@ -22,7 +22,7 @@ pub(super) struct CallTimeView {
 
 impl CallTimeView {
     fn new(is_total: bool, name: String, href: String, time: &CallTime) -> Self {
-        let [total, mean, max] = [time.total_ms, time.mean_ms, time.max_ms].map(duration);
+        let [total, mean, max] = [time.total_ms, time.mean_ms, time.max_ms].map(duration_of_ms);
         Self { is_total, name, href, calls: time.calls, total, mean, max }
     }
 }
@@ -51,7 +51,7 @@ pub(super) fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &Tim
         let bar = |step: &CallTimeStep| {
             let CallTime { calls, total_ms, mean_ms, max_ms } = step.time;
             let height = if max > 0.0 { total_ms / max * HEIGHT } else { 0.0 };
-            let [total, mean, slowest] = [total_ms, mean_ms, max_ms].map(duration);
+            let [total, mean, slowest] = [total_ms, mean_ms, max_ms].map(duration_of_ms);
             let text = format!("total {total}, calls {calls}, mean {mean}, slowest {slowest}");
             Bar {
                 x: axis.index(step.at) * STEP,
@@ -65,8 +65,8 @@ pub(super) fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &Tim
         };
         Chart {
             title: one.name.clone(),
-            note: format!("{} in {} calls", duration(one.time.total_ms), one.time.calls),
-            max: duration(max),
+            note: format!("{} in {} calls", duration_of_ms(one.time.total_ms), one.time.calls),
+            max: duration_of_ms(max),
             width: axis.width(),
             from: axis.label(axis.from),
             until: axis.label(axis.now),
@@ -76,6 +76,6 @@ pub(super) fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &Tim
     statistics.mod_calls.iter().take(MAX_CHARTS).map(chart).collect()
 }
 
-fn duration(ms: f64) -> String {
+fn duration_of_ms(ms: f64) -> String {
     shell::duration(ms * 1e3)
 }

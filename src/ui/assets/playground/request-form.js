@@ -39,7 +39,7 @@ export class RequestForm {
       tab: TABS[this.#tabs.findIndex((tab) => tab.ariaSelected === 'true')],
       messages: this.#messages.value,
       raw: this.#raw.value,
-      numbers: Object.fromEntries([...this.#element.querySelectorAll('.fields input')].map((input) => [input.name, input.value])),
+      numbers: Object.fromEntries(this.#numbers.map((input) => [input.name, input.value])),
       stop: stop.value,
       tools: tools.value,
       schema: schema.value,
@@ -52,12 +52,12 @@ export class RequestForm {
     };
   }
 
-  /** Missing values become the initial ones, except the numbers, which remain. */
+  /** Missing values become the initial ones. */
   set value(values) {
     const { elements } = this.#element;
     this.#messages.value = values.messages ?? [];
     this.#raw.value = values.raw ?? '';
-    for (const [name, value] of Object.entries(values.numbers ?? {})) if (elements[name]) elements[name].value = value;
+    for (const input of this.#numbers) input.value = values.numbers?.[input.name] ?? input.defaultValue;
     for (const name of ['stop', 'tools', 'schema', 'extra']) elements[name].value = values[name] ?? '';
     elements.model.selectedIndex = this.#optionOf(values.model)?.index ?? 0;
     this.#showSteering(values.steering ?? null);
@@ -66,6 +66,8 @@ export class RequestForm {
     for (const name of ['attention', 'lens']) elements[name].checked = Boolean(values[name]) && !elements[name].disabled;
     this.#selectTab(TABS.indexOf(values.tab === 'raw' ? 'raw' : 'chat'));
   }
+
+  get #numbers() { return [...this.#element.querySelectorAll('.fields input')]; }
 
   /** Changes some values, like the user. */
   change(values) {

@@ -116,10 +116,11 @@ export function extraFields(prompt, isFork = false) {
   return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
 }
 
-/** Returns the form of a recorded run: from the prompt of its Prefilled event, and from its summary. */
+/** Returns the form of a recorded run: from the prompt of its Prefilled event, or else from its summary. Either may be null. */
 export function formOf(prompt, run) {
   const form = { numbers: {}, mods: [], extra: extraFields(prompt) };
-  const p = prompt?.parameters ?? {};
+  // Other engines record no parameters.
+  const p = prompt?.parameters ?? { temperature: run?.temperature, max_tokens: run?.max_tokens, seed: run?.seed };
   const schema = schemaOf(p.request?.response_format);
   form.tools = prompt?.tools ? JSON.stringify(prompt.tools, null, 2) : '';
   form.schema = schema ? JSON.stringify(schema, null, 2) : '';

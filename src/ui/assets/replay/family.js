@@ -1,7 +1,7 @@
 // The section below the text of a run: a tree of the branches in its family, which is updated while some are active, and
 // statistics of the run. The family of a run is its forks, the runs from which it was forked, and their forks.
 import { base, fetchApi, runPath } from '../api.js';
-import { fact, h, toast } from '../dom.js';
+import { fact, h, pageVisible, toast } from '../dom.js';
 import { MODES } from './color.js';
 import { appendText } from './glyphs.js';
 import { Run } from './run.js';
@@ -57,29 +57,34 @@ export class Family {
 
   async #fetch(query = '') { return (await fetchApi(`${runPath(this.#id)}/family${query}`)).json(); }
 
-  /** Loads the family and shows it. */
+  /** Loads the family, shows it, and follows it. */
   async load() {
     try {
-      const family = await this.#fetch();
-      this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
-      this.#members = sortFamily([...family.runs, ...this.#started]);
-      this.#notForkable = family.not_forkable;
-      this.#hooks.notForkable(this.#notForkable);
-      const count = this.#members.length;
-      this.section.classList.toggle('single', count < 2);
-      this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}); keys: ] next, [ previous`;
-      this.#list.replaceChildren(...(count < 2
-        ? [h('li', { class: 'hint' }, this.#notForkable ? `This run cannot be forked: ${this.#notForkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
-        : this.#members.map((member) => this.#branchRow(member))));
-      const current = this.section.querySelector('[aria-current]');
-      // `scrollIntoView` would also scroll the page on small screens.
-      if (current) this.section.scrollTop += Math.max(0, current.getBoundingClientRect().bottom - this.section.getBoundingClientRect().bottom);
+      await this.#showTree();
     } catch (error) {
       this.#head.textContent = 'Branches';
       this.#list.replaceChildren(h('li', { class: 'err' }, `The branches could not be loaded: ${error.message}.`));
       return;
     }
     this.#follow();
+  }
+
+  /** Loads the family and shows it. */
+  async #showTree() {
+    const family = await this.#fetch();
+    this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
+    this.#members = sortFamily([...family.runs, ...this.#started]);
+    this.#notForkable = family.not_forkable;
+    this.#hooks.notForkable(this.#notForkable);
+    const count = this.#members.length;
+    this.section.classList.toggle('single', count < 2);
+    this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}); keys: ] next, [ previous`;
+    this.#list.replaceChildren(...(count < 2
+      ? [h('li', { class: 'hint' }, this.#notForkable ? `This run cannot be forked: ${this.#notForkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
+      : this.#members.map((member) => this.#branchRow(member))));
+    const current = this.section.querySelector('[aria-current]');
+    // `scrollIntoView` would also scroll the page on small screens.
+    if (current) this.section.scrollTop += Math.max(0, current.getBoundingClientRect().bottom - this.section.getBoundingClientRect().bottom);
   }
 
   /** Shows started forks, whose data are a response of the API. A single fork is also shown beside the text. */
@@ -97,12 +102,13 @@ export class Family {
 
   /** Shows statistics of the page's run. */
   summarize(run) {
-    const stats = statistics(run, rowsSince(run));
-    const answerRows = Array.from({ length: run.count }, (_, i) => i).filter((i) => !run.isPrompt(i));
+    const rows = rowsSince(run);
+    const stats = statistics(run, rows);
+    const addedCount = Array.from({ length: run.count }, (_, i) => i).filter((i) => !run.isPrompt(i)).length;
     const { msPerToken, mostSurprising } = stats;
     this.#stats.replaceChildren(
       fact('tokens', String(stats.tokens)),
-      fact('removed', String(answerRows.length - stats.tokens)),
+      fact('removed', String(addedCount - rows.length)),
       fact('forced', String(stats.forced)),
       fact('mean ln p', fixed(stats.meanLogprob)),
       fact('perplexity', fixed(stats.perplexity)),
@@ -161,8 +167,9 @@ export class Family {
   #showTokens(member, run) {
     const { parent } = member;
     const rows = rowsSince(run, parent?.sequence_order ?? 0);
-    member.mean_logprob = statistics(run, rowsSince(run)).meanLogprob;
-    this.#showFacts(member, rowsSince(run).filter((i) => !run.isStop(i)).length);
+    const { tokens, meanLogprob } = statistics(run, rowsSince(run));
+    member.mean_logprob = meanLogprob;
+    this.#showFacts(member, tokens);
     const { text } = this.#elements.get(member.run_id);
     text.replaceChildren(parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, MAX_SHOWN_TOKENS).map((i) => {
       const bucket = MODES[0].bucket(run, i);
@@ -208,7 +215,7 @@ export class Family {
     return this.#members.some((m) => m.status === 'running') && (this.#members.length > 1 || this.#notForkable !== null);
   }
 
-  /** Loads the tokens of the branches, and updates them while some are active and the page is visible. */
+  /** Loads the tokens of the branches, and updates them while some are active and the page is visible, in at most a tenth of the time. */
   async #follow() {
     this.#loadId += 1;
     const loadId = this.#loadId;
@@ -216,22 +223,22 @@ export class Family {
     let delay = POLL_INTERVAL_MS;
     while (loadId === this.#loadId && this.#isChanging) {
       await new Promise((resolve) => setTimeout(resolve, delay));
-      while (document.hidden) await new Promise((resolve) => document.addEventListener('visibilitychange', resolve, { once: true }));
-      if (loadId !== this.#loadId) return undefined;
+      await pageVisible();
+      if (loadId !== this.#loadId) return;
+      const startedAt = performance.now();
       try {
         const isCurrent = await this.#update();
-        if (loadId !== this.#loadId) return undefined;
-        if (!isCurrent) return this.load();
-        delay = POLL_INTERVAL_MS;
+        if (loadId !== this.#loadId) return;
+        if (!isCurrent) await this.#showTree();
       } catch (error) {
         // The run was deleted, or the login has expired.
-        if (error.status >= 400 && error.status < 500) return undefined;
+        if (error.status >= 400 && error.status < 500) return;
         delay = Math.min(2 * delay, MAX_POLL_INTERVAL_MS);
         continue;
       }
       await this.#loadTokens(loadId);
+      delay = Math.max(POLL_INTERVAL_MS, 9 * (performance.now() - startedAt));
     }
-    return undefined;
   }
 }
 

@@ -1,7 +1,7 @@
 // The feedback form of a run. The list is updated without a reload of the page.
 import { runPath, sendJson } from '../api.js';
 import { saveOnSubmit, toast } from '../dom.js';
-import { reloadElement } from '../refresh.js';
+import { reloadContents } from '../fragments.js';
 
 /** Returns the body of the request for the form, without empty fields. The form counts tokens from 1, the API from 0. */
 function bodyOf(form) {
@@ -20,8 +20,7 @@ export function setUpFeedbackForm(id, onAdded) {
   saveOnSubmit(form, async () => {
     await sendJson(`${runPath(id)}/feedback`, bodyOf(form));
     toast('Feedback saved');
-    await reloadElement('[data-feedback]');
-    onAdded();
+    await reloadContents(['[data-feedback]'], 'Saved', onAdded);
     form.reset();
   });
 

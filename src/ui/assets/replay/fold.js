@@ -14,6 +14,8 @@ export class Fold extends TokenSequence {
   #quote = new QuoteActions(this);
   /** First row of the newest `Added`. */
   #addedFrom = 0;
+  /** First row since the newest `Added` that no exception has flagged. */
+  #unflaggedFrom = 0;
   /** Type of the newest event. */
   #newest = null;
   /** Number of mod calls so far. */
@@ -84,6 +86,7 @@ export class Fold extends TokenSequence {
 
   #applyAdded(event, measurements, seq, dt) {
     this.#addedFrom = this.count;
+    this.#unflaggedFrom = this.count;
     const forced = event.forced === true;
     const tokenMeasurements = measurements.tokens ?? [];
     const drawn = this.#step.drawn?.step === event.step ? this.#step.drawn : null;
@@ -123,7 +126,7 @@ export class Fold extends TokenSequence {
     this.#addMark('error', call.exception_message ?? 'exception', call.index ?? this.#calls - 1);
     if (this.#newest === 'ForwardPass' || this.#newest === 'Sampled') this.#step.pending |= FLAGS.error;
     else if (this.#newest === 'Added') {
-      for (let i = this.#addedFrom; i < this.count; i += 1) this.flags[i] |= FLAGS.error;
+      for (; this.#unflaggedFrom < this.count; this.#unflaggedFrom += 1) this.flags[this.#unflaggedFrom] |= FLAGS.error;
     }
   }
 

@@ -2,6 +2,8 @@
 
 /** Maximum characters of a label, and of a text that several tokens share. */
 const MAX_LABEL_CHARS = 80;
+/** Maximum Sampled events that look up their token in the candidates of one ForwardPass. */
+const MAX_LOOKUPS = 16;
 
 const isNumber = (value) => typeof value === 'number';
 const isId = (value) => Number.isInteger(value);
@@ -53,6 +55,8 @@ export class Step {
   forced = false;
   entropy = undefined;
   candidates = [];
+  /** Number of lookups in the candidates. */
+  lookups = 0;
   /** The token of the Sampled event, or null. */
   drawn = null;
 
@@ -60,11 +64,14 @@ export class Step {
     this.pending = 0;
     this.forced = false;
     this.drawn = null;
+    this.lookups = 0;
     this.entropy = measurements.entropy ?? undefined;
     this.candidates = measurements.model?.length ? [] : candidatesOf(event.top_tokens);
   }
 
   recordSampled(event, measurements) {
+    this.lookups += 1;
+    if (this.lookups > MAX_LOOKUPS) this.candidates = [];
     const measurement = measurements.tokens?.[0];
     const token = event.sampled_token ?? measurement?.token;
     const candidate = this.candidates.find((c) => c.token === token && c.logprob !== undefined);

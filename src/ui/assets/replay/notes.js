@@ -1,7 +1,7 @@
 // The dialog for the notes on a run and on tokens of its answer. The list of notes is updated without a reload.
 import { fetchApi, runPath, sendJson } from '../api.js';
 import { h, openSaveDialog, toast } from '../dom.js';
-import { reloadElement } from '../refresh.js';
+import { reloadContents } from '../fragments.js';
 
 /** Opens the dialog with the note on a token, or on the run if `token` is negative. `onChanged()` is called after the list has changed. */
 export async function editNote(id, token, onChanged) {
@@ -21,8 +21,7 @@ export async function editNote(id, token, onChanged) {
       const note = { text: field.value, position: place.value === '' ? null : Number(place.value) };
       await sendJson(path, note, { method: 'PUT' });
       toast(field.value.trim() ? 'Note saved' : 'Note removed');
-      await reloadElement('[data-notes]');
-      onChanged();
+      await reloadContents(['[data-notes]'], 'Saved', onChanged);
     },
   });
   form.querySelector('.primary').title = 'Ctrl+Enter';

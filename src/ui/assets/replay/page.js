@@ -1,6 +1,6 @@
 // The page of a run: the replay, whose state the URL contains, and the actions on the run.
 import { base, sendJson } from '../api.js';
-import { copyText, h, nextFrame, singleFlight, toast } from '../dom.js';
+import { copyText, h, isConfirmed, nextFrame, singleFlight, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
 import { Replay } from './replay.js';
@@ -53,6 +53,9 @@ let family = null;
 /** The `BranchReplay` beside the text, or null. */
 let branch = null;
 
+/** Parameters of the recorded prompt. */
+let parameters = {};
+
 const tokenCount = document.querySelector('[data-run-tokens]');
 /** Time of the next summary of a live run. */
 let nextSummary = 0;
@@ -70,9 +73,9 @@ const replay = new Replay(root, id, {
   hooks: {
     changed: stateChanged,
     forked: (forks, change) => family?.forked(forks, change),
-    prompt: ({ parameters }) => {
-      linkMods(parameters?.mods ?? []);
-      showSteering(parameters?.steering ?? []);
+    prompt: (prompt) => {
+      parameters = prompt.parameters ?? {};
+      showParameters();
     },
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
     grown: (count) => {
@@ -87,10 +90,13 @@ const replay = new Replay(root, id, {
         status.textContent = summary.status;
         status.className = `status status-${summary.status}`;
         tokenCount.textContent = `${summary.completion_tokens ?? 0} tok`;
-        if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
       markAnnotations();
       family?.summarize(replay.run);
+      // Finish reason, speed, and the banners of failed and cancelled runs.
+      import('../fragments.js')
+        .then(({ reloadContents }) => reloadContents(['[data-run-facts]', '[data-banners]'], 'The run has ended', showParameters))
+        .catch((error) => toast(`The page could not be updated: ${error.message}`));
     },
   },
 });
@@ -103,6 +109,12 @@ async function showRun() {
   markAnnotations();
   await nextFrame();
   await showFamily();
+}
+
+/** Shows what the run's summary lacks: the versions of the mods, and the control vectors. */
+function showParameters() {
+  linkMods(parameters.mods ?? []);
+  showSteering(parameters.steering ?? []);
 }
 
 /** Makes the names of the mods links to the versions that the run used. */
@@ -146,16 +158,16 @@ async function showFamily() {
   if (params.has('beside')) family.showBeside(params.get('beside'));
 }
 
-const deleteDialog = document.querySelector('[data-delete-dialog]');
-deleteDialog.addEventListener('close', async () => {
-  if (deleteDialog.returnValue !== 'delete') return;
+/** Deletes the run if the user confirms it. */
+async function deleteRun() {
+  if (!await isConfirmed(document.querySelector('[data-delete-dialog]'), 'delete')) return;
   try {
     await sendJson('/api/v1/deletions', { runs: [id] });
     location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
   } catch (error) {
     toast(`Not deleted: ${error.message}`);
   }
-});
+}
 
 /** Marks the tokens with notes and feedback in the replay, and makes their places in the lists buttons that go to the tokens. */
 function markAnnotations() {
@@ -163,7 +175,7 @@ function markAnnotations() {
   replay.annotations = lines.map((line) => ({
     token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
   }));
-  const answerLength = replay.run.answerLength(replay.run.eventCount);
+  const answerLength = replay.run?.answer().length ?? 0;
   for (const line of lines) {
     const token = Number(line.dataset.position);
     const place = line.querySelector('span[data-place]');
@@ -189,9 +201,9 @@ const writeNote = singleFlight(() => import('./notes.js').then(({ editNote }) =>
 
 /** Opens the dialog for the tags of the run. */
 const changeTags = singleFlight(async () => {
-  const element = document.querySelector('[data-tags]');
+  const element = () => document.querySelector('[data-tags]');
   const { editTags, tagLinks, tagsIn } = await import('../tags.js');
-  editTags([{ id, tags: tagsIn(element) }], ([run]) => element.replaceChildren(...tagLinks(run.tags)));
+  editTags([{ id, tags: tagsIn(element()) }], ([run]) => element().replaceChildren(...tagLinks(run.tags)));
 });
 
 /** Clicks the link with a selector. Returns false if the page has none. */
@@ -209,7 +221,7 @@ function act(action, key) {
       history.replaceState(null, '', urlOf({ ...replay.state, at: replay.atEnd ? null : replay.n }));
       copyText(location.href, 'link');
       return true;
-    case 'delete': deleteDialog.returnValue = ''; deleteDialog.showModal(); return true;
+    case 'delete': deleteRun(); return true;
     case 'feedback': giveFeedback(); return true;
     case 'note': writeNote(); return true;
     case 'tags': changeTags(); return true;

@@ -44,6 +44,7 @@ export class Position {
     if (row === null) return atEnd ? 'end of the run' : `event ${n} of ${run.eventCount}`;
     const logprob = run.logprob(row);
     const probability = logprob === null ? '' : `, probability ${Math.round(Math.exp(logprob) * 100)} percent`;
-    return `token ${count} of ${total}, ${displayText(run.text(row))}${probability}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
+    const place = run.endsGeneration(row) ? 'end of the generation' : `token ${count} of ${total}`;
+    return `${place}, ${displayText(run.text(row))}${probability}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
   }
 }

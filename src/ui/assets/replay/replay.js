@@ -230,8 +230,8 @@ export class Replay {
     const run = this.#run;
     const cursor = this.#cursor;
     const { event, row } = cursor;
-    // The items of one step arrive before those of the next one.
-    const isComplete = run.step(event) !== run.step(run.eventCount - 1);
+    // The items of one step arrive before those of the next one, so the panel of an earlier step does not change.
+    const isStepComplete = run.step(event) !== run.step(run.eventCount - 1);
     const removedAt = run.removedAt(row);
     for (const item of items) {
       run.apply(item);
@@ -241,7 +241,7 @@ export class Replay {
     this.#addNewRows();
     const { n } = cursor;
     cursor.keepAt(cursor.isFollowing ? run.eventCount : this.#parts.player.isPlaying ? n : this.#state.at ?? n);
-    this.#draw({ keepPanel: isComplete && n === this.n && removedAt === run.removedAt(row) });
+    this.#draw({ keepPanel: isStepComplete && n === this.n && removedAt === run.removedAt(row) });
   }
 
   #onEnd(summary) {

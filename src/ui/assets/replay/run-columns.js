@@ -11,6 +11,9 @@ export const SCALE = 2048;
 /** Bits of `flags`; `special` means a special token, and `touched` one that a mod's action forced, removed or influenced. */
 export const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
+/** Returns true if the flags are those of an end-of-generation token. The last token of a stop string is not special. */
+export const endsGeneration = (flags) => (flags & FLAGS.stop) !== 0 && (flags & FLAGS.special) !== 0;
+
 /** Columns of the rows. `dt` is the time in ms since the previous token, and `rank` is 0 if it is unknown. */
 export const COLUMNS = {
   textIndex: Uint32Array,

@@ -2,7 +2,7 @@
 // `seq` indexes of events, and `n` is an event or, after the last one, the end of the run.
 import { fetchApi, runPath } from '../api.js';
 import { parseColumns } from './columns.js';
-import { EVENT_TYPES, FLAGS, NEVER, SCALE, UNKNOWN } from './run-columns.js';
+import { endsGeneration, EVENT_TYPES, FLAGS, NEVER, SCALE, UNKNOWN } from './run-columns.js';
 
 export class Run {
   #columns;
@@ -57,8 +57,10 @@ export class Run {
   flags(i) { return this.#columns.flags[i]; }
   isPrompt(i) { return this.#hasFlag(i, FLAGS.prompt); }
   isForced(i) { return this.#hasFlag(i, FLAGS.forced); }
-  /** True for a token that ended the generation. */
+  /** True for the last token of a generation that ended by a stop string or by an end-of-generation token. */
   isStop(i) { return this.#hasFlag(i, FLAGS.stop); }
+  /** True for an end-of-generation token, which is not counted as a token of the answer. */
+  endsGeneration(i) { return endsGeneration(this.flags(i)); }
   /** True if an action of a mod forced, removed or influenced the token. */
   isTouched(i) { return this.#hasFlag(i, FLAGS.touched); }
   /** True if a mod raised an exception at the token. */
@@ -140,10 +142,10 @@ export class Run {
     return rows;
   }
 
-  /** Returns the number of tokens in the answer at event `n`. */
+  /** Returns the number of tokens in the answer at event `n`, without one that ends the generation. */
   answerLength(n) {
     let count = 0;
-    for (let i = 0; i < this.count; i += 1) if (!this.isPrompt(i) && this.isVisible(i, n)) count += 1;
+    for (let i = 0; i < this.count; i += 1) if (!this.isPrompt(i) && !this.endsGeneration(i) && this.isVisible(i, n)) count += 1;
     return count;
   }
 

@@ -1,5 +1,5 @@
 // The token sequence of a run that grows item by item: its rows, which are visible until they are removed. Pure.
-import { COLUMNS, EVENT_COLUMNS, FLAGS, NEVER, RunColumns, SCALE, UNKNOWN } from './run-columns.js';
+import { COLUMNS, endsGeneration, EVENT_COLUMNS, FLAGS, NEVER, RunColumns, SCALE, UNKNOWN } from './run-columns.js';
 
 /** Largest stored logprob or entropy; the next larger number is `UNKNOWN`. */
 const MAX_QUANTIZED = 65_534;
@@ -54,17 +54,12 @@ export class TokenSequence extends RunColumns {
   /** Number of generated tokens without an end-of-generation token at the end. */
   get answerLength() {
     const last = this.#alive.at(-1);
-    return this.generatedCount - (last !== undefined && this.#endsGeneration(last) ? 1 : 0);
+    return this.generatedCount - (last !== undefined && endsGeneration(this.flags[last]) ? 1 : 0);
   }
 
   /** Text of the current generated tokens, without an end-of-generation token. */
   get answer() {
-    return this.#alive.slice(this.#promptRows).filter((i) => !this.#endsGeneration(i)).map((i) => this.text(i)).join('');
-  }
-
-  #endsGeneration(i) {
-    const flags = FLAGS.stop | FLAGS.special;
-    return (this.flags[i] & flags) === flags;
+    return this.#alive.slice(this.#promptRows).filter((i) => !endsGeneration(this.flags[i])).map((i) => this.text(i)).join('');
   }
 
   /** Appends an event to the columns of events. */

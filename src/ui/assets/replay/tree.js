@@ -55,12 +55,12 @@ export function rowsSince(run, from = 0) {
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 const mean = (numbers) => (numbers.length ? sum(numbers) / numbers.length : null);
 
-/** Returns statistics of rows. Means are null if nothing was measured; `mostSurprising` is a row. */
+/** Returns statistics of rows. Means are null if nothing was measured; `mostSurprising` is a row. `tokens` is their number without an end-of-generation token. */
 export function statistics(run, rows) {
   const measured = rows.filter((i) => run.logprob(i) !== null);
   const meanLogprob = mean(measured.map((i) => run.logprob(i)));
   return {
-    tokens: rows.length,
+    tokens: rows.filter((i) => !run.endsGeneration(i)).length,
     forced: rows.filter((i) => run.isForced(i)).length,
     meanLogprob,
     perplexity: meanLogprob === null ? null : Math.exp(-meanLogprob),
