@@ -20,9 +20,9 @@
 //! page.
 //!
 //! # Modules, in data-flow order
-//! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `trace` ← `events`; `store` ← `events`, `trace`; `server` ←
-//! all of these; `api` ← `server`; `ui` ← `server`, `api::shared`; `cli` ← all. `config` imports only `events`. A test
-//! parses the imports and checks this.
+//! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `recording`, `trace` ← `events`; `engine`, `store` ←
+//! `recording`; `store` ← `events`, `trace`; `server` ← all of these; `api` ← `server`; `ui` ← `server`, `api::shared`;
+//! `cli` ← all. `config` imports only `events`. A test parses the imports and checks this.
 //!
 //! # Surfaces
 //! `server` is the application: state, models, access checks, limits, listeners. A folder or file of `api` is one
@@ -43,6 +43,7 @@ pub mod engine;
 pub mod events;
 pub mod model;
 pub mod mods;
+pub mod recording;
 pub mod server;
 pub mod store;
 pub mod trace;

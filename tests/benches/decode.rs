@@ -23,7 +23,8 @@ use std::time::Instant;
 use thunder::engine::{
     AttentionCapture, Engine, Limits, Output, RecordPolicy, Request, SamplingParams, SpeculationOptions,
 };
-use thunder::events::{Recorder, Surface, TokenId};
+use thunder::events::{Surface, TokenId};
+use thunder::recording::RecorderHandle;
 use thunder::store::{Database, Store};
 
 const PROMPT: &str = "Once upon a time there was a small house by the sea, and in it lived";
@@ -115,7 +116,12 @@ fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32,
     begun.elapsed().as_secs_f64()
 }
 
-async fn engine(setup: &Setup, streams: u32, attention: AttentionCapture, recorder: impl Into<Recorder>) -> Engine {
+async fn engine(
+    setup: &Setup,
+    streams: u32,
+    attention: AttentionCapture,
+    recorder: impl Into<RecorderHandle>,
+) -> Engine {
     engine::engine(
         &setup.model,
         (streams, context_size(setup)),

@@ -200,6 +200,8 @@ async fn errors_have_anthropic_format() {
         json!({"tools": [{"name": "f"}]}),
         json!({"tool_choice": {"type": "maybe"}}),
         json!({"temperature": "hot"}),
+        json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "a b", "input_schema": {}}]}),
+        json!({"output_format": {"type": "json_schema", "schema": {"type": "no type"}}}),
     ] {
         let answer = server.post(MESSAGES, &message_request(fields.clone())).await;
         assert_eq!((answer.0, &answer.1["type"]), (400, &json!("error")), "{fields}");

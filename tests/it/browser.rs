@@ -77,16 +77,32 @@ async fn dashboard_works_in_browser() {
         // Printed last, because long output is cut off at the start; node repeats the failing tests at the end.
         panic!("{}", String::from_utf8_lossy(&tests.stdout));
     }
+    report(&format!("the slowest browser tests:\n{}", slowest(&String::from_utf8_lossy(&tests.stdout))));
     server.stop("TERM").await;
     editor.stop("TERM").await;
     empty.stop("TERM").await;
     images.stop("TERM").await;
 }
 
-/// Prints to standard error directly, because the test runner hides the output of passing tests.
+/// Returns a line for each of the ten slowest tests in the output of node.
+fn slowest(output: &str) -> String {
+    let test = |line: &str| -> Option<(f64, String)> {
+        let (name, duration) = line.trim().strip_prefix("✔ ")?.rsplit_once(" (")?;
+        Some((duration.strip_suffix("ms)")?.parse().ok()?, name.to_owned()))
+    };
+    let mut tests: Vec<_> = output.lines().filter_map(test).collect();
+    tests.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let lines: Vec<String> = tests.iter().take(10).map(|(ms, name)| format!("{:6.1} s  {name}", ms / 1e3)).collect();
+    lines.join("\n")
+}
+
 fn report_skipped(missing: &str) {
-    let mut stderr = std::io::stderr();
-    writeln!(stderr, "SKIPPED: the browser tests need {missing}, which is not installed").unwrap();
+    report(&format!("SKIPPED: the browser tests need {missing}, which is not installed"));
+}
+
+/// Prints to standard error directly, because the test runner hides the output of passing tests.
+fn report(text: &str) {
+    writeln!(std::io::stderr(), "{text}").unwrap();
 }
 
 fn find(names: &[&str]) -> Option<PathBuf> {

@@ -21,6 +21,8 @@ async fn ingest(data_dir: &Path) {
     std::fs::write(&payload, run).unwrap();
     let mut command = thunder();
     command.arg("ingest").arg(&payload).arg("--data-dir").arg(data_dir);
+    // The flag selects the embedded database.
+    command.env("DATABASE_URL", "postgres://127.0.0.1:1/x");
     let output = output_of(command).await;
     assert!(output.status.success(), "{}", text(&output.stderr));
 }

@@ -247,6 +247,25 @@ async fn prompt_is_completed_with_and_without_stream() {
 }
 
 #[tokio::test]
+async fn control_tokens_are_shown_on_request() {
+    const CONTROL: &str = "<|im_start|>";
+    let server = server().await;
+    let tokens = server.answer("/api/extra/tokencount", &json!({"prompt": CONTROL, "special": false})).await;
+    let bias = json!([[tokens["ids"][0], 1000]]);
+    let body = json!({"prompt": "The sky is", "max_length": 3, "logit_bias": bias, "stop_sequence": ["start|>"]});
+    for (render_special, trim_stop, text) in
+        [(false, true, ""), (true, true, "<|im_"), (true, false, CONTROL), (false, false, "")]
+    {
+        let mut body = body.clone();
+        (body["render_special"], body["trim_stop"]) = (json!(render_special), json!(trim_stop));
+        let answer = server.answer("/api/v1/generate", &body).await;
+        assert_eq!(answer["results"][0]["text"], text, "{body}");
+        let received = events(server, &body).await;
+        assert_eq!(received.iter().map(|(_, event)| event["token"].as_str().unwrap()).collect::<String>(), text);
+    }
+}
+
+#[tokio::test]
 async fn generation_can_be_polled_and_aborted() {
     let server = server().await;
     let key = format!("KCPP{}", std::process::id());
@@ -266,6 +285,9 @@ async fn generation_can_be_polled_and_aborted() {
     let (answer, ()) = tokio::join!(generating, watching);
     assert_eq!(answer["results"][0]["finish_reason"], "abort");
     assert!(!answer["results"][0]["text"].as_str().unwrap().is_empty());
+    let prompt = server.answer("/api/extra/tokencount", &json!({"prompt": "The sky is"})).await;
+    assert_eq!(answer["results"][0]["prompt_tokens"], prompt["value"], "{answer}");
+    assert!(answer["results"][0]["completion_tokens"].as_u64().unwrap() > 0, "{answer}");
     let second_abort = server.answer("/api/extra/abort", &json!({"genkey": key})).await;
     assert_eq!(second_abort["success"], "false");
 }

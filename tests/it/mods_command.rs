@@ -81,6 +81,8 @@ async fn mod_is_created_checked_and_pushed() {
     let row = list.lines().find(|line| line.starts_with("calm ")).unwrap();
     assert!(row.contains("uploaded") && row.contains("Ends sentences calmly."), "{list}");
     add_result(&mut errors, &[&["mods", "push", &file, "--name", "ban-phrases"][..], &connection].concat()).await;
+    let (code, _, stderr) = run(&["mods", "push", &file, "--server", &server.base, "--api-key", "wrong"]).await;
+    assert!(code == 2 && stderr.starts_with("thunder: calm: "), "{stderr}");
 
     let package = folder.join("moods");
     std::fs::create_dir_all(package.join("words")).unwrap();

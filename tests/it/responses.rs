@@ -183,6 +183,31 @@ async fn truncated_response_is_incomplete() {
 }
 
 #[tokio::test]
+async fn only_the_cut_item_is_incomplete() {
+    let server = server().await;
+    for (text, statuses) in [
+        ("<think>hm, so", json!(["incomplete"])),
+        ("<think>hm</think>Hi", json!(["completed", "incomplete"])),
+        (
+            "<think>hm</think>Hi.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": ",
+            json!(["completed", "completed", "incomplete"]),
+        ),
+    ] {
+        let tokens = server.answer("/tokenize", &json!({"content": text})).await["tokens"].as_array().unwrap().len();
+        let mods = json!([{"name": "force-prefix", "config": {"text": text}}]);
+        let fields = json!({"tools": tools(), "mods": mods, "max_output_tokens": tokens, "stream": true});
+        let events = server.events(RESPONSES, &response_request(fields)).await;
+        let (last, data) = events.last().unwrap();
+        assert_eq!(last, "response.incomplete", "{text}");
+        let statuses_of = |items: Vec<&Value>| items.iter().map(|item| item["status"].clone()).collect::<Value>();
+        let done = events.iter().filter(|(name, _)| name == "response.output_item.done");
+        assert_eq!(statuses_of(done.map(|(_, data)| &data["item"]).collect()), statuses, "{text}");
+        let output = &data["response"]["output"];
+        assert_eq!(statuses_of(output.as_array().unwrap().iter().collect()), statuses, "{output}");
+    }
+}
+
+#[tokio::test]
 async fn response_matches_requested_format() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false});
@@ -387,6 +412,11 @@ async fn invalid_request_error_names_field() {
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"truncation": "half"}), "truncation"),
         (json!({"top_logprobs": "many"}), "top_logprobs"),
+        (json!({"reasoning": {"effort": 5}}), "reasoning.effort"),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format"),
+        (json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
+        (json!({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}), "tools[1].name"),
+        (json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "tools[0].function.name"),
     ] {
         let (status, answer) = server.post(RESPONSES, &response_request(fields)).await;
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");

@@ -54,7 +54,7 @@ async fn statistics_count_the_runs_of_the_tenant() {
     assert_eq!(stats(&server, "ann-key", "?model=%00&mod=a%00b").await["total"]["runs"], 0);
     let calls = &ann["mod_calls"][0];
     assert_eq!(ann["mod_calls"].as_array().map(Vec::len), Some(1), "{ann}");
-    assert!(calls["mod"] == "force-prefix" && calls["calls"].as_i64() >= Some(5), "{calls}");
+    assert!(calls["mod"] == "force-prefix" && calls["calls"].as_i64() >= Some(2), "{calls}");
     assert!(calls["total_ms"].as_f64() >= calls["max_ms"].as_f64() && calls["mean_ms"].as_f64() > Some(0.0), "{calls}");
     assert_eq!((&calls["steps"][0]["calls"], &calls["models"][0]["calls"]), (&calls["calls"], &calls["calls"]));
     assert_eq!(stats(&server, "bob-key", "").await["mod_calls"], json!([]));

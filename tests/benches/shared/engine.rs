@@ -1,9 +1,10 @@
 use std::path::Path;
 use std::sync::Arc;
 use thunder::engine::{DraftModel, Engine, EngineOptions, MAX_UNREAD_TIME, SpeculationOptions};
-use thunder::events::{Recorder, system};
+use thunder::events::system;
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
+use thunder::recording::RecorderHandle;
 
 /// Returns the measured engine: `parallel` slots of `ctx_size` tokens each, no host cache. A draft model is used if the
 /// drafter is one.
@@ -13,7 +14,7 @@ pub async fn engine(
     threads: i32,
     attention: AttentionCapture,
     (speculation, draft_model): (SpeculationOptions, Option<&Path>),
-    recorder: impl Into<Recorder>,
+    recorder: impl Into<RecorderHandle>,
 ) -> Engine {
     let load = |path: &Path| Arc::new(Model::load(path, &ModelOptions::default(), |_| true).expect("the model loads"));
     let options = EngineOptions {

@@ -1,7 +1,7 @@
 //! Runs that end before their answer is complete: at the time limit, by a cancellation, and when the server stops.
 
 use super::{PATH, connect, generate_request, next, send, until_done};
-use crate::harness::{Server, SseReader, folder};
+use crate::harness::{Server, SseEvent, SseReader, folder};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -81,7 +81,7 @@ async fn cancel(server: &Server, id: &str) {
 
 #[tokio::test]
 async fn cancelled_run_returns_its_tokens() {
-    let server = start(&[]).await;
+    let server = start(&["--parallel", "1"]).await;
     let mut socket = connect(&server, PATH, Options::default()).await;
     send(&mut socket, &slow_request("socket")).await;
     assert_eq!(next(&mut socket).await.0["type"], "token");
@@ -97,6 +97,43 @@ async fn cancelled_run_returns_its_tokens() {
     let tokens = answer["generated_tokens"].as_array().unwrap().len();
     assert_eq!(answer["attention_data"].as_array().unwrap().len(), tokens);
     assert_eq!(server.finished("http").await["run"]["end_cause"], "cancel");
+    queued_runs_can_be_aborted(&server).await;
+}
+
+/// Aborts generations that wait for the only slot of the server.
+async fn queued_runs_can_be_aborted(server: &Server) {
+    let body = json!({"prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true, "mods": ["slow"]});
+    let response = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    let mut other = SseReader::new(response).await;
+    other.next().await.unwrap();
+
+    let body = json!({"prompt": "The sky is", "genkey": "text"});
+    let (answer, ()) = tokio::join!(server.answer("/api/v1/generate", &body), abort(server, "text"));
+    let result = &answer["results"][0];
+    assert_eq!((&result["finish_reason"], &result["text"]), (&json!("abort"), &json!("")), "{answer}");
+
+    let body = json!({"input_ids": [40, 41], "num_samples": 2, "genkey": "samples"});
+    let events = async {
+        let request = server.request(Method::POST, "/api/extra/generate/stream").json(&body);
+        SseReader::new(request.send().await.unwrap()).await.rest().await
+    };
+    let (events, ()) = tokio::join!(events, abort(server, "samples"));
+    let ends: Vec<Value> = events.iter().map(SseEvent::json).collect();
+    assert_eq!(ends.iter().map(|end| &end["sample"]).collect::<Vec<_>>(), [&json!(0), &json!(1)], "{ends:?}");
+    let is_cancelled =
+        |end: &Value| end["type"] == "done" && end["finish_reason"] == "cancelled" && end["total_tokens"] == 0;
+    assert!(ends.iter().all(is_cancelled), "{ends:?}");
+}
+
+/// Aborts a generation as soon as it can be aborted.
+async fn abort(server: &Server, genkey: &str) {
+    for _ in 0..1000 {
+        if server.answer("/api/extra/abort", &json!({"genkey": genkey})).await["success"] == "true" {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("no generation has the key {genkey}: {}", server.log());
 }
 
 #[tokio::test]

@@ -33,6 +33,9 @@ async fn command_runs_definition_and_prints_cells() {
     let csv = std::fs::read_to_string(csv).unwrap();
     assert_eq!(csv.lines().count(), 5);
     assert!(csv.lines().nth(1).unwrap().starts_with("0,"), "the fields of the API count from 0: {csv}");
+    // A file that cannot be written is an error before the experiment.
+    let (code, out, err) = command(server, "command-csv", definition, &["--csv", "/nowhere/cells.csv"]).await;
+    assert!(code == Some(1) && out.is_empty() && err.contains("cannot write /nowhere/cells.csv"), "{out}{err}");
     let (_, list) = server.get(ROUTE).await;
     let names = list["experiments"].as_array().unwrap().iter().map(|experiment| &experiment["name"]);
     assert_eq!(names.filter(|&name| name == "command-csv").count(), 1, "{list}");

@@ -283,6 +283,35 @@ fn doctor_warns_of_a_model_that_a_start_would_download() {
     assert_eq!(hub.requests(), [""; 0]);
 }
 
+#[test]
+fn quantization_of_an_older_version_is_found() {
+    let hub = Hub::start(&[("x-Q4_K_M.gguf", bytes(10)), ("x-Q8_0.gguf", bytes(20))]);
+    let cache = folder();
+    let small = format!("{REPOSITORY}:Q4_K_M");
+    let older = pull(&hub, &cache, &[&small]).unwrap();
+    let commit = "a".repeat(40);
+    hub.set(Faults { commit: Some(commit.clone()), ..Faults::default() });
+    let newer = pull(&hub, &cache, &[&format!("{REPOSITORY}:Q8_0")]).unwrap();
+    assert!(newer.ends_with(format!("{commit}/x-Q8_0.gguf")), "{newer:?}");
+    assert_eq!(pull(&hub, &cache, &[&small, "--offline"]), Ok(older));
+    let listed = text(&command(&hub, &cache, &["models", "list"]).output().unwrap().stdout);
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+    // The same file in both versions is listed once, and the current version is preferred.
+    let current = pull(&hub, &cache, &[&small]).unwrap();
+    assert_eq!(pull(&hub, &cache, &[&small, "--offline"]), Ok(current));
+    let listed = text(&command(&hub, &cache, &["models", "list"]).output().unwrap().stdout);
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+}
+
+#[test]
+fn server_validates_its_flags_before_the_download() {
+    let hub = Hub::start(&[("x.gguf", bytes(10))]);
+    let arguments = ["serve", "--hf-repo", REPOSITORY, "--listen", "0.0.0.0:0", "--data-dir", "/nowhere"];
+    let error = text(&command(&hub, &folder(), &arguments).output().unwrap().stderr);
+    assert!(error.contains("no API key is set"), "{error}");
+    assert_eq!(hub.requests(), [""; 0]);
+}
+
 /// Returns the size of the only partial file.
 fn partial_size(cache: &Path) -> u64 {
     let files = tree(cache);

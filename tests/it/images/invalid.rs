@@ -52,12 +52,15 @@ async fn model_without_projector_rejects_images() {
     let image = part(&bmp(1));
     let source = json!({"type": "base64", "media_type": "image/bmp", "data": PNG});
     let content = |part: Value| json!([{"role": "user", "content": [part]}]);
+    let message = json!({"system": "Describe it.", "max_tokens": 1,
+        "messages": content(json!({"type": "image", "source": source}))});
     let input_image = json!({"type": "input_image", "image_url": data_url(&bmp(1))});
     let mut errors = ErrorTable::default();
     for (path, body) in [
         ("/v1/chat/completions", json!({"messages": content(image)})),
-        ("/v1/messages", json!({"messages": content(json!({"type": "image", "source": source})), "max_tokens": 1})),
-        ("/v1/responses", json!({"input": content(input_image)})),
+        ("/v1/messages", message.clone()),
+        ("/v1/messages/count_tokens", message),
+        ("/v1/responses", json!({"instructions": "Describe it.", "input": content(input_image)})),
         ("/api/chat", json!({"messages": [{"role": "user", "content": "?", "images": [PNG]}]})),
         ("/api/generate", json!({"prompt": "?", "images": [PNG]})),
         ("/api/v1/generate", json!({"prompt": "?", "images": [PNG]})),

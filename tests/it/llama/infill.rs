@@ -68,6 +68,10 @@ async fn infill_generates_text_between_two_texts() {
     let truncated = json!({"input_prefix": long, "input_suffix": long, "n_predict": 4, "temperature": 0});
     let truncated = server.answer("/infill", &truncated).await;
     assert!(truncated["tokens_evaluated"].as_u64().unwrap() < 512, "text far from the gap must be omitted");
+    // Half of the context is the most that is reserved for the answer.
+    let reserved = json!({"input_prefix": long, "input_suffix": long, "max_tokens": 400, "ignore_eos": true});
+    let reserved = server.answer("/infill", &reserved).await;
+    assert!(reserved["tokens_predicted"].as_u64().unwrap() >= 256, "{reserved}");
 
     let mut errors = ErrorTable::default();
     for body in [

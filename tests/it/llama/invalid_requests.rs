@@ -104,6 +104,24 @@ async fn body_that_is_not_json_is_rejected() {
 }
 
 #[tokio::test]
+async fn invalid_query_or_path_has_the_format_of_the_protocol() {
+    for path in [
+        "/props?model=a&model=b",
+        "/metrics?model=a&model=b",
+        "/lora-adapters?model=a&model=b",
+        "/slots?model=a&model=b",
+        "/tokenizer_info?model=a&model=b",
+        "/v1/models?reload=1&reload=2",
+        "/v1/models/%FF",
+        "/v1/responses/%FF",
+        "/v1/responses/%FF/input_items",
+    ] {
+        let (status, answer) = server().await.get(path).await;
+        assert_eq!((status, &answer["error"]["type"]), (400, &json!("invalid_request_error")), "{path}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn failed_run_releases_slot() {
     let server = server().await;
     for _ in 0..6 {

@@ -91,6 +91,8 @@ async fn unknown_tokens_and_multiple_answers_are_rejected() {
         let body = body(context, n);
         errors.add(&body, &server.post("/api/generate", &body).await);
     }
+    let wrong_option = json!({"model": "tiny", "prompt": "a", "options": {"temperature": "hot"}});
+    errors.add(&wrong_option, &server.post("/api/generate", &wrong_option).await);
     insta::assert_snapshot!("ollama_errors", errors);
     assert_eq!(server.post("/api/generate", &body(5, 1)).await.0, 200);
 }

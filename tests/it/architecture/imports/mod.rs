@@ -17,13 +17,14 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("config", &["events"]),
     ("model", &["events"]),
     ("mods", &["events", "model"]),
-    ("engine", &["events", "model", "mods"]),
+    ("recording", &["events"]),
+    ("engine", &["events", "model", "mods", "recording"]),
     ("trace", &["events"]),
-    ("store", &["events", "trace"]),
-    ("server", &["events", "config", "model", "mods", "engine", "trace", "store"]),
-    ("api", &["events", "config", "model", "mods", "engine", "trace", "store", "server"]),
-    ("ui", &["events", "config", "model", "mods", "engine", "trace", "store", "server", "api::shared"]),
-    ("cli", &["events", "config", "model", "mods", "engine", "trace", "store", "server", "api", "ui"]),
+    ("store", &["events", "recording", "trace"]),
+    ("server", &["events", "config", "model", "mods", "recording", "engine", "trace", "store"]),
+    ("api", &["events", "config", "model", "mods", "recording", "engine", "trace", "store", "server"]),
+    ("ui", &["events", "config", "model", "mods", "recording", "engine", "trace", "store", "server", "api::shared"]),
+    ("cli", &["events", "config", "model", "mods", "recording", "engine", "trace", "store", "server", "api", "ui"]),
 ];
 
 /// Modules of `api` that are not protocols: shared code, and the router that combines the protocols.
