@@ -1,7 +1,7 @@
 //! The HTTP and WebSocket APIs, one folder per protocol. Each converts its request bodies into a
 //! [`crate::engine::Request`] and the engine's outputs into responses.
 //!
-//! A protocol imports [`crate::server`] and `shared`, never another protocol. [`router`] puts all of them together.
+//! A protocol imports [`crate::server`] and `shared`, never another protocol. [`router()`] puts all of them together.
 
 mod anthropic;
 mod attention;

@@ -17,7 +17,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Maximum time in which requests for the progress fail, for example while the server restarts.
-const MAX_OUTAGE: Duration = Duration::from_secs(60);
+const MAX_OUTAGE: Duration = Duration::from_mins(1);
 /// Maximum duration of a request for the progress.
 const POLL_TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -26,7 +26,7 @@ pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
     }
 }
 
-/// Writes a line of a result, like [`print`].
+/// Writes a line of a result, like [`print()`].
 pub fn print_line(text: impl Display) -> io::Result<()> {
     print(format!("{text}\n"))
 }

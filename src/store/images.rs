@@ -118,9 +118,11 @@ mod tests {
         let (_folder, store) = test_store::open().await;
         let mut transaction = store.inner.pool.begin().await.unwrap();
         sqlx::query("set local enable_seqscan = off").execute(&mut *transaction).await.unwrap();
-        let explain = format!("explain {}", FIND.replace("$1", "'ab'").replace("$2", "'{a,\"\"}'"));
-        let explain = sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(explain));
-        let plan = explain.fetch_all(&mut *transaction).await.unwrap().join("\n");
+        let find = FIND.replace("$1", "'ab'").replace("$2", "'{a,\"\"}'");
+        let mut explain = sqlx::QueryBuilder::new("explain ");
+        explain.push(find);
+        let plan: Vec<String> = explain.build_query_scalar().fetch_all(&mut *transaction).await.unwrap();
+        let plan = plan.join("\n");
         assert!(plan.contains("images_pkey") && plan.contains("(owner = ANY"), "{plan}");
         drop(transaction);
         store.close().await;

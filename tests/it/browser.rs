@@ -102,7 +102,8 @@ fn report_skipped(missing: &str) {
 
 /// Prints to standard error directly, because the test runner hides the output of passing tests.
 fn report(text: &str) {
-    writeln!(std::io::stderr(), "{text}").unwrap();
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "{text}").unwrap();
 }
 
 fn find(names: &[&str]) -> Option<PathBuf> {

@@ -133,14 +133,14 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::RunEnd;
+    use crate::events::{RunEnd, system};
 
     #[test]
     fn timings_are_those_of_the_slowest_answer() {
         let finish = |prompt_us, generation_us| Finish {
             prompt_us,
             generation_us,
-            ..RunEnd::empty(chrono::Utc::now(), Usage::default()).finish
+            ..RunEnd::empty(system::now(), Usage::default()).finish
         };
         let answers = [finish(1000, 5000), finish(2000, 7000), finish(4000, 1000)];
         let timings = slowest_timings(answers.iter());

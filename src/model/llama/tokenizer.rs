@@ -27,6 +27,7 @@ const STACK_PER_BYTE: usize = 512;
 const MIN_STACK_BYTES: usize = 512 << 10;
 
 /// llama.cpp's type of a tokenizer.
+#[derive(Debug, Clone, Copy)]
 pub struct TokenizerType {
     pub id: u32,
     pub name: &'static str,

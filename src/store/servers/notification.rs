@@ -29,7 +29,7 @@ pub struct RunNotification {
 }
 
 impl RunNotification {
-    /// Returns the notification of a change; [`notify`] adds the owner.
+    /// Returns the notification of a change; [`notify()`] adds the owner.
     pub fn new(run_id: RunId, status: Option<RunStatus>) -> Self {
         Self { run_id, status, owner: None }
     }

@@ -45,7 +45,7 @@ async fn run_that_is_deleted_during_a_count_is_counted_with_its_id() {
         blocker.rollback().await.unwrap();
     };
     let both = async { tokio::join!(count, delete) };
-    timeout(Duration::from_mins(1), both).await.expect("the count does not wait for the lock").0.unwrap();
+    timeout(Duration::from_mins(1), Box::pin(both)).await.expect("the count does not wait for the lock").0.unwrap();
     let counts = "select sum(runs)::bigint, (select sum(cardinality(run_ids)) from counted_runs)
         from run_stats where mod = ''";
     assert_eq!(sqlx::query_as::<_, (i64, i64)>(counts).fetch_one(pool).await.unwrap(), (3, 3));
