@@ -109,6 +109,8 @@ fn check_writable(file: &Path) -> std::io::Result<()> {
         // The reader of a pipe would receive its end.
         Ok(existing) if !existing.is_file() => Ok(()),
         Ok(_) => File::options().append(true).open(file).map(drop),
+        // A link whose target will be created.
+        Err(_) if file.is_symlink() => Ok(()),
         Err(_) => {
             File::create_new(file)?;
             std::fs::remove_file(file)

@@ -20,8 +20,10 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         return new.write_all(content);
     };
     let existing = fs::metadata(&target)?;
-    // A device cannot be replaced, and a new file would change the owner or be another one than that of the other names.
-    if !existing.is_file() || existing.nlink() > 1 || existing.uid() != geteuid().as_raw() {
+    // A device cannot be replaced, a new file would change the owner or be another one than that of the other names, and a
+    // read-only file must stay.
+    let is_plain = existing.is_file() && existing.nlink() == 1 && existing.uid() == geteuid().as_raw();
+    if !is_plain || existing.permissions().readonly() {
         return fs::write(&target, content);
     }
     let partial = partial_path(&target);

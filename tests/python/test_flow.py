@@ -173,6 +173,20 @@ class Replacements(unittest.TestCase):
     def test_end_of_flow_erases_question(self):
         self.assertEqual(self.steer(lambda state: setattr(state, "current_question", None)), "Hello")
 
+    def test_end_of_flow_erases_question_after_another_mod_wins(self):
+        active = []
+
+        @mod(events=[Added])
+        def wins(event, actions, tokenizer):
+            active.append(len(steer.engine._active))
+            if len(active) == 1:
+                return actions.force_tokens([ord("!")])
+
+        steer = steered(question("A"), lambda state: setattr(state, "current_question", None), (Added,))
+        result = run([wins, steer], model=Scripted("Hello world", {"A? (yes/no): ": "yes"})).check()
+        self.assertEqual((result.text, result.seen(), active[-1]), ("! world", "! world", 0))
+        self.assertGreater(len(result.sent), 1)
+
 
 class Errors(unittest.TestCase):
     def test_error_in_replacing_question_ends_flow(self):

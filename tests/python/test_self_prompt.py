@@ -35,8 +35,8 @@ class Erasing(unittest.TestCase):
             self.assertEqual(result.seen(), text)
             self.assertFalse([item for item in result.sent if isinstance(item, int)], "no sent text is retracted")
 
-    def test_answer_after_erased_question_is_kept(self):
-        question = SelfPrompt(prompt=" Sure (yes/no): ", strategy=YES_NO, erase="all")
+    def guarded(self, question):
+        """Returns a mod that passes the question no more events once its answer is complete."""
 
         @mod
         def guarded(event, actions, tokenizer):
@@ -47,9 +47,28 @@ class Erasing(unittest.TestCase):
             if isinstance(event, Added):
                 return question.handle_added(event, actions, tokenizer)
 
+        return guarded
+
+    def test_answer_after_erased_question_is_kept(self):
         for stop, text in (([], "Hello world"), (["lo"], "Hel")):
+            guarded = self.guarded(SelfPrompt(prompt=" Sure (yes/no): ", strategy=YES_NO, erase="all"))
             result = run(guarded, model=MODEL, stop=stop).check()
             self.assertEqual((result.text, result.seen(), result.finish_reason), (text, text, "stop"))
+
+    def test_answer_that_begins_like_the_erased_prompt_is_kept(self):
+        guarded = self.guarded(SelfPrompt(prompt="yes or no? ", strategy=YES_NO, erase="prompt"))
+        result = run(guarded, model=Scripted("Hello world", {"yes or no? ": "yes"})).check()
+        self.assertEqual((result.text, result.seen()), ("yes world", "yes world"))
+
+    def test_text_is_kept_if_another_mod_wins_the_erasure(self):
+        @mod(events=[Added])
+        def wins(event, actions, tokenizer):
+            if event.text.endswith("no"):
+                return actions.force_tokens([ord("!")])
+
+        guarded = self.guarded(SelfPrompt(prompt=" Sure (yes/no): ", strategy=YES_NO, erase="all"))
+        result = run([wins, guarded], model=MODEL).check()
+        self.assertTrue(result.text.startswith(" Sure (yes/no): no!"), result.text)
 
     def test_completion_follows_only_kept_answers(self):
         for completion in ("!\n", {"suffix": "!\n"}, [ord("!"), ord("\n")]):

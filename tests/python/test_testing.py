@@ -124,7 +124,7 @@ class Backtracking(unittest.TestCase):
     def test_sent_tokens_are_not_discarded(self):
         @mod(events=[Added])
         def late(event, actions, tokenizer):
-            if event.step == 3:
+            if event.step >= 3:
                 event.hold_back(9, discard=True)
 
         result = run(late, prompt="12", model=self.ABC, max_tokens=5).check()
@@ -140,8 +140,8 @@ class Backtracking(unittest.TestCase):
         result = run(announces, prompt="12", model=self.ABC, max_tokens=5).check()
         self.assertEqual((result.text, result.sent), ("CD", ["C", "D"]))
 
-    def test_discarded_tokens_end_with_their_removal(self):
-        for held_back, removed, text in ((1, 1, "CDEFG"), (2, 1, ""), (-1, 1, "CDEFG")):
+    def test_announcement_ends_with_the_removal_or_the_next_added_event(self):
+        for held_back, removed, text in ((1, 1, "CDEFG"), (2, 1, "CDEFG"), (-1, 1, "CDEFG")):
 
             @mod(events=[Added], holdback=9)
             def announces(event, actions, tokenizer):

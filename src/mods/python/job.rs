@@ -90,6 +90,9 @@ impl CallJob {
         let WorkerReply { action, exception, elapsed_ns, holdback, discard_from } = reply;
         if let Some(tokens) = holdback {
             run.holdback.store(tokens, Ordering::Release);
+        }
+        // Each `Added` event renews the announcement, so that a mod that forgets it does not discard the rest of the answer.
+        if holdback.is_some() || (*event == EventType::Added && exception.is_none()) {
             run.discard_from.store(discard_from.unwrap_or(usize::MAX), Ordering::Release);
         }
         let decoded =

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 
 /// Keywords with values that are not schemas.
-const VALUES: [&str; 4] = ["const", "default", "enum", "examples"];
+const VALUES: [&str; 5] = ["const", "default", "enum", "example", "examples"];
 
 /// Keywords with schemas under arbitrary names.
 const NAMED_SCHEMAS: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];

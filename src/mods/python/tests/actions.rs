@@ -127,6 +127,23 @@ fn nothing_is_discarded_after_removal_of_announced_tokens() {
 }
 
 #[test]
+fn tokens_are_discarded_as_long_as_the_mod_announces_it() {
+    let factory = load(
+        r"
+@mod
+def act(event, actions):
+    if event.added_tokens == [67]: raise ValueError('no announcement')
+    if event.added_tokens != [68]: event.hold_back(1, discard=True)
+",
+    );
+    let mut harness = ModHarness::new(factory.as_ref(), &json!({}));
+    for (token, discard_from) in [(65, Some(0)), (66, Some(1)), (67, Some(1)), (68, None)] {
+        harness.add(token);
+        assert_eq!((harness.instance.discard_from(), harness.instance.holdback()), (discard_from, 1));
+    }
+}
+
+#[test]
 fn out_of_range_numbers_are_handled() {
     let factory = load(
         r#"

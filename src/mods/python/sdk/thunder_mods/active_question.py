@@ -323,8 +323,10 @@ class ActiveQuestion:
         if only_appends:
             return actions.force_tokens(target[len(original) :])
         common = 0
-        while common < min(len(target), len(original)) and target[common] == original[common]:
-            common += 1
+        if self._erase is EraseMode.NONE:
+            # The client may have received the question, so only the end is replaced.
+            while common < min(len(target), len(original)) and target[common] == original[common]:
+                common += 1
         # Tokens that another mod has appended are kept.
         return actions.backtrack(len(tokens) - common, target[common:] + extra or None)
 

@@ -134,9 +134,9 @@ class ModEvent:
         """Holds the last `count` generated tokens back from the client until the next call of this method, so that
         they can still be removed before the client sees them. None restores the value of `@mod(holdback=…)`.
 
-        discard: the mod will remove these tokens and those after them, which are held back, too. Until all are removed,
-        or this method is called again, a stop string in them does not end the run, and if the run ends, they are not part
-        of the answer."""
+        discard: the mod will remove these tokens and those after them, which are held back, too. A stop string in them
+        does not end the run, and if the run ends, they are not part of the answer. This applies until all are removed,
+        this method is called again, or the mod's next `Added` event ends without a call of this method."""
         self._held_back = -1 if count is None else max(0, int(count))
         self._discard_from = max(0, self.context_info._answer_len - self._held_back) if discard and self._held_back > 0 else None
 

@@ -128,8 +128,8 @@ class FlowEngine(Generic[TState]):
         """Advances the flow as far as possible with this event."""
         takes_route = state.pending_route is not None and isinstance(event, ForwardPass)
         active_question, active = self._active.get(state.request_id, (None, None))
-        if active is not None and (takes_route or active_question is not state.current_question):
-            # It was replaced; its text is erased before the flow continues.
+        if active is not None and (takes_route or active_question is None or active_question is not state.current_question):
+            # It was replaced, which None marks; its text is erased before the flow continues.
             self._active[state.request_id] = (None, active)
             active.give_up()
             action = active.handle(event, actions)

@@ -315,6 +315,7 @@ class _Run:
             _conversation.current = None
         if mod_event._held_back is not None:
             active.holdback = active.static_holdback if mod_event._held_back < 0 else mod_event._held_back
+        if mod_event._held_back is not None or (record.kind == "Added" and call.exception is None):
             active.discard_from = mod_event._discard_from
         call.superseded = has_winner and not isinstance(call.action, (Noop, AdjustedLogits, AdjustedPrefill))
         if isinstance(call.action, Backtrack):
