@@ -15,7 +15,7 @@ use std::time::Duration;
 const DEFAULT_ADDRESS_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Time between health checks of a server that is starting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Health checks before the user is told to wait.
+/// Number of health checks before a message reports the wait.
 const SILENT_CHECKS: u32 = 5;
 /// Maximum time until a named server responds to a health check.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);

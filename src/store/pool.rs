@@ -250,7 +250,8 @@ fn limited<'e, T: Send + 'e>(
     stream::try_unfold(responses, next).boxed()
 }
 
-/// A transaction. Dropping it without a commit rolls it back.
+/// A transaction. Dropping it without a commit undoes it: one of [`PgPool::begin_for_copy`] closes the connection, others roll
+/// back.
 #[derive(Debug)]
 pub struct Transaction(PgConnection);
 

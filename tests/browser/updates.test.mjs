@@ -193,7 +193,7 @@ test('page of an experiment says that it is not updated, and does not ask again 
   const notice = () => page.textContent('.banner.warn');
   const shows = (text) => eventually.match(async () => { await page.clock.runFor(500); return notice(); }, text);
   await shows(/^The page could not be updated: 503/);
-  await shows(/^This page is not updated anymore: 404/);
+  await shows(/^This page is no longer updated: 404/);
   for (let i = 0; i < 5; i += 1) await page.clock.runFor(60_000);
   assert.equal(requests, 2);
   await post(`/api/v1/experiments/${id}/cancel`, {});

@@ -4,6 +4,9 @@ use crate::server::ApiError;
 use std::collections::HashMap;
 use std::iter;
 
+/// Maximum length of a name that is replaced. The pointer of an error may contain a long name that the client chose.
+const MAX_NAME_BYTES: usize = 256;
+
 /// Names of fields that the parsers read, each with the name that the client sent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ClientNames(HashMap<String, String>);
@@ -23,7 +26,8 @@ impl ClientNames {
     pub(crate) fn restore(&self, error: ApiError) -> ApiError {
         let Some(pointer) = error.pointer() else { return error };
         let inner_fields = pointer.rmatch_indices(['.', '[']).map(|(at, _)| at);
-        let client_name = iter::once(pointer.len()).chain(inner_fields).find_map(|end| {
+        let mut ends = iter::once(pointer.len()).chain(inner_fields).filter(|&end| end <= MAX_NAME_BYTES);
+        let client_name = ends.find_map(|end| {
             let (name, rest) = pointer.split_at(end);
             Some(format!("{}{rest}", self.0.get(name)?))
         });
@@ -59,6 +63,15 @@ mod tests {
             assert_eq!(problem.pointer.as_deref(), Some(expected));
             assert_eq!(problem.detail, format!("`{expected}` must be a name, got 5"));
         }
+    }
+
+    #[test]
+    fn long_name_of_the_client_takes_linear_time() {
+        let mut names = ClientNames::default();
+        names.add("steering", "vectors");
+        let pointer = format!("steering{}", "[".repeat(4 << 20));
+        let restored = names.restore(ApiError::invalid(&pointer, ""));
+        assert_eq!(restored.pointer(), Some(&*pointer.replacen("steering", "vectors", 1)));
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl OutputText {
 
     /// Marks the text of the first `tokens` tokens as released, for a client that receives whole tokens.
     pub fn mark_released(&mut self, tokens: usize) {
-        self.released = self.ends[..tokens].last().map_or(0, |&(end, _)| end);
+        self.released = self.end_of(tokens);
     }
 
     /// Removes all text that was not released, at the end of the run.

@@ -96,8 +96,9 @@ fn remove_stale_dirs(folder: &Path) {
         }
         let age = metadata.modified().ok().and_then(|at| SystemTime::from(system::now()).duration_since(at).ok());
         let is_old = age.is_some_and(|age| age > Duration::from_mins(1));
-        // The owner may have put a pipe here, whose opening would wait.
-        let lock = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(entry.path().join("lock"));
+        // The owner may have put a pipe here, whose opening would wait, or a link to a device.
+        let flags = (OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits();
+        let lock = File::options().read(true).custom_flags(flags).open(entry.path().join("lock"));
         let is_unused = match lock {
             Ok(lock) => lock.try_lock().is_ok(),
             // Created a moment ago, unless the directory is old: then its removal was interrupted.

@@ -142,7 +142,7 @@ export class LiveFragment {
       } catch (error) {
         // The login has expired, or the experiment was removed.
         if (error.status >= 400 && error.status < 500) {
-          show(`This page is not updated anymore: ${error.message}. Reload it to continue.`);
+          show(`This page is no longer updated: ${error.message}. Reload it to continue.`);
           return;
         }
         delay = Math.min(2 * delay, MAX_DELAY_MS);

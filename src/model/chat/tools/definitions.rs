@@ -20,7 +20,9 @@ pub(super) fn standalone(schema: &Value, root: &Value) -> Result<Value, String> 
     let mut parts = ReferencedParts { root, schemas: Vec::new(), indices: HashMap::new(), problem: None };
     let mut result = parts.copy(schema).as_object().cloned().unwrap_or_default();
     let mut definitions = Map::new();
-    while let Some(&part) = parts.schemas.get(definitions.len()) {
+    while parts.problem.is_none()
+        && let Some(&part) = parts.schemas.get(definitions.len())
+    {
         definitions.insert(definitions.len().to_string(), parts.copy(part));
     }
     if let Some(problem) = parts.problem {

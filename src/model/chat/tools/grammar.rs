@@ -36,16 +36,16 @@ impl<'a> GrammarWriter<'a> {
         self.schemas.push(SchemaLines { first_line: self.line, field, function });
     }
 
-    /// Rejects the schema that the rules are made from, unless the grammar is too long already.
+    /// Rejects the schema that the rules are made from, unless the grammar is rejected or too long already.
     pub(super) fn reject(&mut self, reason: &str) {
-        if self.is_full() || self.error.is_some() {
+        if self.is_full() {
             return;
         }
         let function = self.schemas.last().and_then(|schema| schema.function.as_deref()).unwrap_or_default();
         self.error = Some(format!("the parameters of the function '{function}': {reason}"));
     }
 
-    /// Adds a rule, unless the grammar is too long already, so that the compiler will reject it.
+    /// Adds a rule, unless the grammar is rejected or too long already, so that the compiler will reject it.
     pub(super) fn add_rule(&mut self, name: &str, body: &str) {
         if self.is_full() {
             return;
@@ -55,9 +55,10 @@ impl<'a> GrammarWriter<'a> {
         self.line += 1;
     }
 
-    /// Returns true if the grammar is longer than the compiler accepts.
+    /// Returns true if no more rules are necessary: a schema was rejected, or the grammar is longer than the compiler
+    /// accepts.
     pub(super) fn is_full(&self) -> bool {
-        self.rules.len() > MAX_SOURCE_BYTES
+        self.error.is_some() || self.rules.len() > MAX_SOURCE_BYTES
     }
 
     /// Returns the error if a schema was rejected.

@@ -255,6 +255,9 @@ impl GrammarWriter<'_> {
     /// Adds a rule for a value in JSON, and returns its name.
     fn add_json(&mut self, rule: &str, schema: &Value, root: &Value) -> String {
         let name = format!("{rule}_json");
+        if self.is_full() {
+            return name;
+        }
         match standalone(schema, root) {
             Ok(schema) => self.add_rule(&name, &format!("%json {schema}")),
             Err(reason) => self.reject(&reason),

@@ -142,6 +142,18 @@ fn unresolved_references_of_values_are_rejected() {
 }
 
 #[test]
+fn work_ends_at_the_first_rejected_reference() {
+    let property = |number: usize| (format!("k{number}"), json!({"items": {"$ref": "#/$defs/b"}, "$ref": "#/x"}));
+    let properties: serde_json::Map<String, Value> = (0..1000).map(property).collect();
+    let forms = vec![json!({}); 32];
+    let parameters = json!({"properties": properties, "anyOf": forms, "$defs": {"b": {"enum": vec![0; 50_000]}}});
+    let start = std::time::Instant::now();
+    let message = rejection(&ModelFamily::QwenCoder.syntax(), &parameters).unwrap();
+    assert!(message.contains("got \"#/x\""), "{message}");
+    assert!(start.elapsed() < std::time::Duration::from_mins(1), "{:?}", start.elapsed());
+}
+
+#[test]
 fn arguments_have_additional_members() {
     let parameters = json!({"additionalProperties": {"enum": ["a", "b"]}, "minProperties": 1, "maxProperties": 2});
     for syntax in formats() {
