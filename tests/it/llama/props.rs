@@ -11,9 +11,10 @@ async fn props_describe_server() {
     assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(4), &json!("tiny")));
     let params = &props["default_generation_settings"]["params"];
     assert_eq!((&params["temperature"], &params["top_k"], &params["min_p"]), (&json!(0.8), &json!(40), &json!(0.05)));
+    // `Server::start` sets the seed.
     assert_eq!(
         (&params["repeat_penalty"], &params["seed"], &params["n_predict"]),
-        (&json!(1.0), &json!(u32::MAX), &json!(-1))
+        (&json!(1.0), &json!(42), &json!(-1))
     );
     assert!(props["default_generation_settings"]["n_ctx"].as_u64().unwrap() >= 16);
     assert!(props["model_path"].as_str().unwrap().ends_with("tiny.gguf"));
