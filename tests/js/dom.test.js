@@ -1,12 +1,12 @@
 // Helpers of all pages.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { isConfirmed } from '../../src/ui/assets/dom.js';
+import { openConfirmDialog } from '../../src/ui/assets/dom.js';
 
 test('dialog is confirmed by its button, and not by Escape after an earlier answer', async () => {
   const dialog = Object.assign(new EventTarget(), { returnValue: '', showModal() {} });
   const close = (value) => {
-    const isAccepted = isConfirmed(dialog, 'remove');
+    const isAccepted = openConfirmDialog(dialog, 'remove');
     if (value !== undefined) dialog.returnValue = value;
     dialog.dispatchEvent(new Event('close'));
     return isAccepted;

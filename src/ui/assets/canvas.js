@@ -41,7 +41,7 @@ export function prepareCanvas(canvas) {
 /**
  * Calls `draw` in the next frame when the size of `box` or the theme has changed, and when the returned function is called.
  * `draw` is not called before the browser has laid out `box`, so it does not delay the first frame of the page. After
- * `signal` aborts, it is not called anymore.
+ * `signal` aborts, it is no longer called.
  */
 export function scheduleDrawing(box, draw, signal) {
   let hasLayout = false;

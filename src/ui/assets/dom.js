@@ -17,7 +17,7 @@ export function h(tag, props, ...children) {
 }
 
 /**
- * Replaces the content of an element by the list that `build()` returns. If the focused element is not in it anymore, the focus
+ * Replaces the content of an element by the list that `build()` returns. If the focused element is no longer in it, the focus
  * moves to the one with the same `data-key`; without a key, to the one with the same index among those without a key; or else
  * to `el`.
  */
@@ -101,7 +101,7 @@ export function openSaveDialog({ name, title, fields, save }) {
 }
 
 /** Opens a dialog that asks the user. Returns true if it is closed with the button `value`. */
-export function isConfirmed(dialog, value) {
+export function openConfirmDialog(dialog, value) {
   // Escape does not change the value, which may be that of an earlier answer.
   dialog.returnValue = '';
   dialog.showModal();

@@ -1,6 +1,6 @@
 // The page of an experiment: its progress, buttons that cancel, resume and remove it, scores, and the comparison of cells.
 import { base, fetchApi, sendJson } from './api.js';
-import { isConfirmed, toast } from './dom.js';
+import { openConfirmDialog, toast } from './dom.js';
 import { LiveFragment } from './fragments.js';
 import { listenForShortcuts } from './keys.js';
 import { moveFocus } from './row-focus.js';
@@ -46,7 +46,7 @@ document.addEventListener('click', (event) => {
 
 /** Removes the experiment if the user confirms it. */
 async function remove() {
-  if (!await isConfirmed(dialog, 'remove')) return;
+  if (!await openConfirmDialog(dialog, 'remove')) return;
   await attempt('Not removed', async () => {
     await fetchApi(path, { method: 'DELETE' });
     location.assign(`${base}/experiments`);

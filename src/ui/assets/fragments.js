@@ -2,11 +2,11 @@
 // position are kept.
 import { fetchUrl } from './api.js';
 import { h, pageVisible, toast } from './dom.js';
+import { PollDelay } from './poll-delay.js';
 import { showLocalTime } from './shell.js';
 
-/** Delay between two refreshes, which is doubled after each error up to the maximum. */
+/** Delay between two refreshes. */
 const MIN_DELAY_MS = 1000;
-export const MAX_DELAY_MS = 30_000;
 
 const FOCUSABLE = 'a[href], button, input';
 
@@ -116,8 +116,8 @@ export class LiveFragment {
   }
 
   /**
-   * Refreshes the part while `isRunning()` returns true and the page is visible. The server computes for at most a tenth of the
-   * time. After errors, the page says so, and the next refresh follows later; after a refusal, there is none.
+   * Refreshes the part while `isRunning()` returns true and the page is visible. After errors, the page says so, and the next
+   * refresh follows later; after a refusal, there is none.
    */
   async follow(isRunning) {
     const notice = h('p', { class: 'banner warn', role: 'status', hidden: true });
@@ -126,27 +126,27 @@ export class LiveFragment {
       notice.hidden = !text;
       notice.textContent = text;
     };
-    let delay = MIN_DELAY_MS;
+    let delay = new PollDelay(MIN_DELAY_MS);
     for (;;) {
-      await new Promise((resolve) => setTimeout(resolve, delay));
+      await delay.elapse();
       await pageVisible();
       if (!isRunning()) {
-        delay = MIN_DELAY_MS;
+        delay = new PollDelay(MIN_DELAY_MS);
         continue;
       }
       const startedAt = performance.now();
       try {
         await this.refresh();
         show('');
-        delay = Math.max(MIN_DELAY_MS, 9 * (performance.now() - startedAt));
+        delay.answered(startedAt);
       } catch (error) {
         // The login has expired, or the experiment was removed.
         if (error.status >= 400 && error.status < 500) {
           show(`This page is no longer updated: ${error.message}. Reload it to continue.`);
           return;
         }
-        delay = Math.min(2 * delay, MAX_DELAY_MS);
-        show(`The page could not be updated: ${error.message}. It tries again in ${Math.round(delay / 1000)} s.`);
+        delay.failed();
+        show(`The page could not be updated: ${error.message}. It tries again in ${Math.round(delay.ms / 1000)} s.`);
       }
     }
   }

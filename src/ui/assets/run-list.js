@@ -2,7 +2,8 @@
 // only announced, so that rows do not move.
 import { base } from './api.js';
 import { pageVisible } from './dom.js';
-import { fetchFragment, loadFragment, MAX_DELAY_MS, replacePart } from './fragments.js';
+import { fetchFragment, loadFragment, replacePart } from './fragments.js';
+import { PollDelay } from './poll-delay.js';
 import { rowLinks } from './row-focus.js';
 
 /** Minimum delay between a change on the server and the request that shows it. */
@@ -32,8 +33,8 @@ export class RunList {
   /** True if the next refresh has to show changes. */
   #isOutdated = false;
   #isRefreshing = false;
-  /** Delay before the next refresh. The server computes for at most a tenth of the time, and errors double the delay. */
-  #delay = MIN_DELAY_MS;
+  /** Delay before the next refresh. */
+  #delay = new PollDelay(MIN_DELAY_MS);
 
   /**
    * `results` is the element of `runs_list.html`. `hooks.loading(text)` is called with the duration of a request,
@@ -176,7 +177,7 @@ export class RunList {
     if (this.#isRefreshing) return;
     this.#isRefreshing = true;
     while (this.#isOutdated) {
-      await new Promise((resolve) => setTimeout(resolve, this.#delay));
+      await this.#delay.elapse();
       await pageVisible();
       this.#isOutdated = false;
       await this.refresh();
@@ -185,8 +186,8 @@ export class RunList {
   }
 
   /**
-   * Updates the rows and counts new runs. If the connection was lost before, the list is loaded completely if a row is not in it
-   * anymore.
+   * Updates the rows and counts new runs. If the connection was lost before, the list is loaded completely if a row is no
+   * longer in it.
    */
   async refresh({ isReconnected = false } = {}) {
     if (this.#hasLoadFailed && isReconnected) {
@@ -205,13 +206,13 @@ export class RunList {
       try {
         current = await fetchRows(href);
         newest = isOlderPage ? await fetchRows(listUrl(query.get('q'))) : current;
-        this.#delay = Math.max(MIN_DELAY_MS, 9 * (performance.now() - startedAt));
+        this.#delay.answered(startedAt);
       } catch (error) {
         if (error.status && isReconnected) {
           this.reload();
           return;
         }
-        this.#delay = Math.min(2 * this.#delay, MAX_DELAY_MS);
+        this.#delay.failed();
         this.#isOutdated = true;
         this.#refreshLater();
         return;

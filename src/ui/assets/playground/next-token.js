@@ -99,7 +99,7 @@ export class NextToken {
     }
   }
 
-  /** Removes the candidates, because they do not belong to the text anymore. */
+  /** Removes the candidates, because they no longer belong to the text. */
   clear() {
     this.#loadId += 1;
     this.#box.removeAttribute('aria-busy');

@@ -2,14 +2,14 @@
 // statistics of the run. The family of a run is its forks, the runs from which it was forked, and their forks.
 import { base, fetchApi, runPath } from '../api.js';
 import { fact, h, pageVisible, toast } from '../dom.js';
+import { PollDelay } from '../poll-delay.js';
 import { MODES } from './color.js';
 import { appendText } from './glyphs.js';
 import { Run } from './run.js';
 import { changeOf, neighbor, rowsSince, sortFamily, statistics } from './tree.js';
 
-/** Delay between two updates of active branches, which is doubled after each error up to the maximum. */
-const POLL_INTERVAL_MS = 1500;
-const MAX_POLL_INTERVAL_MS = 30_000;
+/** Delay between two updates of active branches. */
+const MIN_DELAY_MS = 1500;
 /** Maximum tokens of a branch that are shown. */
 const MAX_SHOWN_TOKENS = 160;
 /** Maximum number of branches whose tokens are loaded. */
@@ -215,14 +215,14 @@ export class Family {
     return this.#members.some((m) => m.status === 'running') && (this.#members.length > 1 || this.#notForkable !== null);
   }
 
-  /** Loads the tokens of the branches, and updates them while some are active and the page is visible, in at most a tenth of the time. */
+  /** Loads the tokens of the branches, and updates them while some are active and the page is visible. */
   async #follow() {
     this.#loadId += 1;
     const loadId = this.#loadId;
     await this.#loadTokens(loadId);
-    let delay = POLL_INTERVAL_MS;
+    const delay = new PollDelay(MIN_DELAY_MS);
     while (loadId === this.#loadId && this.#isChanging) {
-      await new Promise((resolve) => setTimeout(resolve, delay));
+      await delay.elapse();
       await pageVisible();
       if (loadId !== this.#loadId) return;
       const startedAt = performance.now();
@@ -233,11 +233,11 @@ export class Family {
       } catch (error) {
         // The run was deleted, or the login has expired.
         if (error.status >= 400 && error.status < 500) return;
-        delay = Math.min(2 * delay, MAX_POLL_INTERVAL_MS);
+        delay.failed();
         continue;
       }
       await this.#loadTokens(loadId);
-      delay = Math.max(POLL_INTERVAL_MS, 9 * (performance.now() - startedAt));
+      delay.answered(startedAt);
     }
   }
 }

@@ -1,6 +1,6 @@
 // The page of a run: the replay, whose state the URL contains, and the actions on the run.
 import { base, sendJson } from '../api.js';
-import { copyText, h, isConfirmed, nextFrame, singleFlight, toast } from '../dom.js';
+import { copyText, h, openConfirmDialog, nextFrame, singleFlight, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
 import { Replay } from './replay.js';
@@ -160,7 +160,7 @@ async function showFamily() {
 
 /** Deletes the run if the user confirms it. */
 async function deleteRun() {
-  if (!await isConfirmed(document.querySelector('[data-delete-dialog]'), 'delete')) return;
+  if (!await openConfirmDialog(document.querySelector('[data-delete-dialog]'), 'delete')) return;
   try {
     await sendJson('/api/v1/deletions', { runs: [id] });
     location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);

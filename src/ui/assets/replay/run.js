@@ -44,7 +44,7 @@ export class Run {
   pos(i) { return this.#columns.pos[i]; }
   /** Event that added the row. */
   addedAt(i) { return this.#columns.addedAt[i]; }
-  /** First event at which the row is not visible anymore, or `NEVER`. */
+  /** First event at which the row is no longer visible, or `NEVER`. */
   removedAt(i) { return this.#columns.removedAt[i]; }
   /** Milliseconds since the previous token. */
   dt(i) { return this.#columns.dt[i]; }
@@ -102,7 +102,7 @@ export class Run {
     return rows;
   }
 
-  /** Returns the first event at which row `i` is not in the context anymore, or `NEVER`. */
+  /** Returns the first event at which row `i` is no longer in the context, or `NEVER`. */
   leftContextAt(i) {
     this.#readEvictions();
     return this.#leftContextAt(i);
