@@ -68,7 +68,8 @@ pub(super) fn protocol() -> Protocol {
 /// Stores a complete run of another engine. Also at `/v1/ingest`.
 ///
 /// The fields that Quote, another engine with mods, adds to `request` are stored too: `system_prompt`, `user_prompt`, `system_prompt_token_ids`,
-/// `user_prompt_token_ids`, `active_mod_name`, `final_text`, `final_token_ids` and `inference_stats`. NUL characters are
+/// `user_prompt_token_ids`, `active_mod_name`, `final_text`, `final_token_ids` and `inference_stats`. So is `thunder_run`, which
+/// Thunder writes into its exports: status, finish reason, seed, metadata, token counts and durations. NUL characters are
 /// replaced with U+FFFD; `run.notes` of `GET /api/v1/runs/{id}` counts them.
 #[utoipa::path(post, path = "/ingest", tag = "ingest",
     request_body(content = DocumentWire, content_type = "application/json",

@@ -20,3 +20,4 @@ mod stream;
 
 pub use llama::sleep_when_idle;
 pub use router::router;
+pub use shared::parameters::check_request_defaults;

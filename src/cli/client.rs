@@ -67,6 +67,15 @@ impl ServerArgs {
         }
     }
 
+    /// Returns the server like [`Self::find`], for a command that needs one.
+    pub async fn require(&self) -> anyhow::Result<Server> {
+        let address = crate::config::DEFAULT_ADDRESS;
+        let found = self.find().await?;
+        found.with_context(|| {
+            format!("no server runs at {address}; start one with `thunder serve`, or name one with --server URL")
+        })
+    }
+
     /// Returns the server like [`Self::find`], or `None` if the command line has a flag for this process, `local_flag`.
     pub async fn find_unless(&self, local_flag: Option<&str>, given: &GivenFlags) -> anyhow::Result<Option<Server>> {
         match local_flag {
@@ -95,7 +104,8 @@ impl Server {
         Ok(Self { http: trust::client(&base, None)?, base, key })
     }
 
-    /// Connects to the server at an address and waits until it is ready. `timeout` limits each health check.
+    /// Connects to the server at an address and waits until its model is ready. The database may be unavailable, because
+    /// runs do not need it. `timeout` limits each health check.
     async fn at(url: &str, authority: Option<&Path>, key: Option<Secret>, timeout: Duration) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/');
         let base = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
@@ -108,7 +118,6 @@ impl Server {
         loop {
             let health = server.http.get(format!("{}/healthz", server.base)).timeout(timeout).send().await;
             let response = health.map_err(|error| unreachable(&server.base, &root_cause(&error)))?;
-            let ready = response.status() == StatusCode::OK;
             let text = response.text().await.unwrap_or_default();
             let health: Value = serde_json::from_str(&text).unwrap_or_default();
             if health["server"] != "thunder" {
@@ -118,7 +127,7 @@ impl Server {
                 }
             }
             match health["status"].as_str() {
-                _ if ready => return Ok(server),
+                Some("ok" | "unavailable") => return Ok(server),
                 Some("loading") => {
                     checks += 1;
                     if checks == SILENT_CHECKS {
@@ -177,6 +186,20 @@ fn unreachable(base: &str, reason: &str) -> anyhow::Error {
     anyhow!("no server answers at {base}: {reason}")
 }
 
+/// Returns a path that ends with a name or an id, escaped as one segment.
+pub fn path_with_name(path: &str, name: &str) -> anyhow::Result<String> {
+    // A URL has no segments with these texts: they would select another path.
+    if matches!(name, "." | "..") {
+        bail!("the name '{name}' is not one of a run or a mod; give the id of a run or the name of a mod");
+    }
+    // Only the path of this URL is used.
+    let mut url = reqwest::Url::parse(&format!("http://server{path}"))?;
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.push(name);
+    }
+    Ok(url.path().to_owned())
+}
+
 /// Returns the id of the run that a response belongs to.
 pub fn run_id_of(response: &Response) -> Option<String> {
     response.headers().get(RunId::HEADER)?.to_str().ok().map(str::to_owned)
@@ -194,13 +217,37 @@ pub fn error_message(body: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::ServerArgs;
+    use super::{Server, ServerArgs, path_with_name};
+    use axum::{Json, Router, http::StatusCode, routing::get};
     use clap::Parser;
+    use std::time::Duration;
 
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
         server: ServerArgs,
+    }
+
+    #[test]
+    fn name_is_one_segment_of_the_path() {
+        assert_eq!(path_with_name("/api/v1/runs", "req/1 a").unwrap(), "/api/v1/runs/req%2F1%20a");
+        for name in [".", ".."] {
+            let error = path_with_name("/v1/mods", name).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("the name '{name}' is not")), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn server_without_its_database_is_ready_and_failed_one_is_not() {
+        for (status, is_ready) in [("unavailable", true), ("failed", false), ("stopping", false)] {
+            let health = serde_json::json!({"server": "thunder", "status": status, "reason": "the reason"});
+            let answer = get(move || async move { (StatusCode::SERVICE_UNAVAILABLE, Json(health)) });
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            tokio::spawn(async { axum::serve(listener, Router::new().route("/healthz", answer)).await });
+            let found = Server::at(&address, None, None, Duration::from_mins(1)).await;
+            assert_eq!(found.is_ok(), is_ready, "{status}: {:?}", found.err());
+        }
     }
 
     #[test]

@@ -1,5 +1,4 @@
-use super::{Cli, output};
-use clap::CommandFactory;
+use super::{documented_command, output};
 use clap_complete::Shell;
 use std::process::ExitCode;
 
@@ -13,7 +12,7 @@ pub struct Args {
 /// Prints the completions.
 pub fn completions(args: &Args) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "thunder", &mut script);
+    clap_complete::generate(args.shell, &mut documented_command(), "thunder", &mut script);
     output::print(script)?;
     Ok(ExitCode::SUCCESS)
 }

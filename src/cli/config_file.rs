@@ -73,6 +73,12 @@ impl ConfigFile {
         &self.path
     }
 
+    /// Returns true if the file sets a flag for all commands or for this one.
+    pub fn sets(&self, command: &str, flag: &Arg) -> bool {
+        let own = self.table.iter().filter_map(|table| table.get(command)?.as_table());
+        self.table.iter().chain(own).flat_map(Table::keys).any(|key| is_named(flag, key))
+    }
+
     /// Returns the command line with the file's flags for the command that it selects. Flags that the command line or the
     /// environment sets are left out, and flags that conflict with these.
     pub fn add_to(
@@ -168,12 +174,13 @@ fn has_flag(command: &Command, name: &str) -> bool {
 }
 
 fn flag_named<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    command.get_arguments().filter(|flag| flag.get_long() != Some("help")).find(|flag| is_named(flag, key))
+}
+
+fn is_named(flag: &Arg, key: &str) -> bool {
     let word = flag_word(key);
     let name = word.split_once('=').map_or(&*word, |(name, _)| name).trim_start_matches("--");
-    let is_named = |flag: &&Arg| {
-        flag.get_long() == Some(name) || flag.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
-    };
-    command.get_arguments().filter(|flag| flag.get_long() != Some("help")).find(is_named)
+    flag.get_long() == Some(name) || flag.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
 }
 
 /// Returns the flag of a key as the command line accepts it: with its value for a spelling such as `no-slots`.

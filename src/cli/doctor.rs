@@ -26,7 +26,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(4);
 /// check failed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Check only that the server with these flags runs and is healthy
+    /// Check of the running server only
     #[arg(long)]
     running: bool,
     #[command(flatten)]
@@ -93,23 +93,27 @@ pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     };
-    let mut can_start = print("configuration", &Finding::works("all flags are valid"))?;
-    let path = match &config.engine.model {
+    let checked = startup::check_request_defaults(&config.server, None).await;
+    let flags = checked.map_or_else(Finding::fails, |()| Finding::works("all flags are valid"));
+    let mut can_start = print("configuration", &flags)?;
+    let path = || match &config.engine.model {
         Some(path) => Ok(path.clone()),
         None => bundled_model(&config.data.dir.join("cache")),
     };
-    let model = match (path, missing_model) {
+    let model = match missing_model {
         _ if config.server.cluster.no_model => Finding::works("none (--no-model)"),
-        (_, Some(name)) => Finding::limited(format!(
+        Some(name) => Finding::limited(format!(
             "not in the cache; the server downloads it when it starts, and `thunder models pull {name}` before that"
         )),
-        (Ok(path), None) => spawn_blocking(move || check_model(&path)).await?,
-        (Err(error), None) => Finding::fails(format!("cannot unpack the bundled model: {error}")),
+        None => match path() {
+            Ok(path) => spawn_blocking(move || check_model(&path)).await?,
+            Err(error) => Finding::fails(format!("cannot unpack the bundled model: {error}")),
+        },
     };
     can_start &= print("model", &model)?;
     can_start &= print("devices", &spawn_blocking(check_devices).await?)?;
     can_start &= print("addresses", &check_addresses(&config).await)?;
-    can_start &= print("data directory", &check_disk(&config.data.dir))?;
+    can_start &= print("data directory", &check_data_dir(&config))?;
     can_start &= print("database", &check_database(&config).await)?;
     let python = startup::python_mods(&config.engine.mods);
     let (interpreter, launcher) = (python.interpreter().is_ok(), python.launcher.clone());
@@ -206,7 +210,11 @@ async fn check_addresses(config: &Config) -> Finding {
     }
 }
 
-fn check_disk(folder: &Path) -> Finding {
+fn check_data_dir(config: &Config) -> Finding {
+    let folder = config.data.dir.as_path();
+    if let Err(error) = startup::database(&config.data).check_data_dir() {
+        return Finding::fails(error);
+    }
     let path_text = folder.display();
     // A folder that does not exist yet is created on the disk of its parent.
     let existing = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
@@ -227,10 +235,14 @@ fn check_disk(folder: &Path) -> Finding {
 async fn check_database(config: &Config) -> Finding {
     let kind = if config.data.database_url.is_some() { "external" } else { "embedded" };
     let versions = async {
-        let mut admin = super::db::open(&config.data).await?;
-        let version = admin.version().await;
+        let mut admin = super::db::connect(startup::database(&config.data)).await?;
+        let checked = async {
+            let version = admin.version().await?;
+            admin.check_writable().await.map(|()| version)
+        };
+        let checked = checked.await;
         admin.close().await;
-        anyhow::Ok(version?)
+        anyhow::Ok(checked?)
     };
     match versions.await {
         Err(error) => Finding::fails(super::with_causes(&error)),

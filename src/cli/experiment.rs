@@ -3,7 +3,7 @@ use super::output;
 use super::printer::escape_control_characters;
 use super::progress::{Progress, TaskProgress};
 use super::signals::EndSignals;
-use super::table::format_table;
+use super::table::{format_table, shorten};
 use anyhow::{Context, bail};
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
@@ -11,7 +11,6 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Time between two requests for the progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
@@ -45,7 +44,7 @@ pub struct Args {
     /// File for the cells in the format Parquet
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
-    /// Print the experiment as JSON instead of a table
+    /// Result as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -55,8 +54,7 @@ pub struct Args {
 /// Runs an experiment and prints its cells.
 pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let definition = read(&args.file)?;
-    let server = signals.run_until_signal(args.server.find()).await??;
-    let server = server.context("no server runs; start one with `thunder serve`, or name one with --server URL")?;
+    let server = signals.run_until_signal(args.server.require()).await??;
     for file in [&args.csv, &args.parquet].into_iter().flatten() {
         check_writable(file).with_context(|| format!("cannot write {}", file.display()))?;
     }
@@ -199,13 +197,27 @@ async fn load(server: &Server, path: &str) -> anyhow::Result<Value> {
     Ok(experiment)
 }
 
-/// Returns the counts and the mean score in one line.
+/// Returns the counts and the mean score in one line, then the mean score of each list of mods with each set of parameters,
+/// with its standard error.
 fn outcome(experiment: &Value) -> String {
     let counts = experiment["summary"]["counts"].as_object().into_iter().flatten();
     let counts: Vec<String> =
         counts.filter(|(_, count)| **count != 0).map(|(state, count)| format!("{count} {state}")).collect();
     let score = experiment["mean_score"].as_f64().map(|score| format!("; mean score {score:.2}")).unwrap_or_default();
-    format!("{} cells: {}{score}", experiment["cells"], counts.join(", "))
+    let mut lines = vec![format!("{} cells: {}{score}", experiment["cells"], counts.join(", "))];
+    let variants = experiment["summary"]["variants"].as_array().into_iter().flatten();
+    lines.extend(variants.filter_map(|variant| variant_line(&experiment["definition"], variant)));
+    lines.join("\n")
+}
+
+/// Returns mods, parameters and mean score of a variant with its standard error; `None` without a score.
+fn variant_line(definition: &Value, variant: &Value) -> Option<String> {
+    let score = variant["mean_score"].as_f64()?;
+    let error = variant["score_standard_error"].as_f64().map(|error| format!(" ± {error:.2}")).unwrap_or_default();
+    let index = |name: &str| variant[name].as_u64().map_or(usize::MAX, |index| index as usize);
+    let mods = short(&mods(&definition["mods"][index("mods")]));
+    let parameters = short(&parameters(&definition["parameters"][index("parameters")]));
+    Some(format!("mods {mods}; parameters {parameters}: mean score {score:.2}{error}"))
 }
 
 /// Returns the number of a cell as text. The API counts cells from 0, the dashboard and this program from 1.
@@ -273,21 +285,9 @@ fn parameters(set: &Value) -> String {
     if all.is_empty() { "default".to_owned() } else { all.join(" ") }
 }
 
-/// Shortens a text to one line of the maximum width.
+/// Shortens a value of the table.
 fn short(text: &str) -> String {
-    let line = escape_control_characters(text).replace(['\n', '\t'], " ");
-    let line = line.trim();
-    if line.width() <= MAX_COLUMNS {
-        return line.to_owned();
-    }
-    let mut columns = 0;
-    let fits = |c: &char| {
-        columns += c.width().unwrap_or(0);
-        columns < MAX_COLUMNS
-    };
-    let mut short: String = line.chars().take_while(fits).collect();
-    short.push('…');
-    short
+    shorten(text, MAX_COLUMNS)
 }
 
 #[cfg(test)]
@@ -308,7 +308,9 @@ mod tests {
         json!({
             "cells": 2, "state": "done", "mean_score": 0.5,
             "definition": {"prompts": ["Hello"], "mods": [[], [{"name": "a", "config": {"x": 1}}, "b"]], "parameters": [{}]},
-            "summary": {"counts": {"pending": 0, "done": 1, "failed": 1}},
+            "summary": {"counts": {"pending": 0, "done": 1, "failed": 1}, "variants": [
+                {"mods": 0, "parameters": 0, "mean_score": 0.5, "score_standard_error": 0.25},
+                {"mods": 1, "parameters": 0, "mean_score": null, "score_standard_error": null}]},
             "grid": [cell(0, 0, "done", json!(1.0)), cell(1, 1, "failed", Value::Null)],
         })
     }
@@ -319,7 +321,9 @@ mod tests {
                         1     none          done    6       1.0    a b ␛[31m\n\
                         2     a {\"x\":1}, b  failed  6              a b ␛[31m\n";
         assert_eq!(table(&experiment()), expected);
-        assert_eq!(outcome(&experiment()), "2 cells: 1 done, 1 failed; mean score 0.50");
+        let expected = "2 cells: 1 done, 1 failed; mean score 0.50\n\
+                        mods none; parameters default: mean score 0.50 ± 0.25";
+        assert_eq!(outcome(&experiment()), expected);
     }
 
     #[tokio::test]
@@ -351,11 +355,5 @@ mod tests {
             "completion_tokens": null, "score": null, "output_preview": "", "error": null});
         experiment["grid"].as_array_mut().unwrap().push(cell);
         assert!(table(&experiment).ends_with("\n3     none          pending\n"), "{}", table(&experiment));
-    }
-
-    #[test]
-    fn long_values_are_shortened() {
-        assert_eq!(short(&"x".repeat(36)), "x".repeat(36));
-        assert_eq!(short(&"é".repeat(99)), format!("{}…", "é".repeat(35)));
     }
 }

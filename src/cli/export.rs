@@ -1,12 +1,10 @@
-use super::client::{Server, ServerArgs};
+use super::client::{Server, ServerArgs, path_with_name};
 use super::given_flags::GivenFlags;
 use super::output;
-use super::progress::Progress;
 use super::startup;
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::events::Scope;
-use crate::store::RecorderChannel;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -58,21 +56,13 @@ pub async fn server_unless_database(server: &ServerArgs, given: &GivenFlags) -> 
     server.find_unless(given.database.as_deref(), given).await
 }
 
-/// Returns the path of a run in the API. The id is escaped as one path segment.
+/// Returns the path of a run in the API.
 pub fn run_path(id: &str) -> anyhow::Result<String> {
-    // Only the path of this URL is used.
-    let mut url = reqwest::Url::parse("http://server/api/v1/runs")?;
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.push(id);
-    }
-    Ok(url.path().to_owned())
+    path_with_name("/api/v1/runs", id)
 }
 
 async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document> {
-    let progress = Progress::new(None);
-    let store = startup::open_store(&config, RecorderChannel::new(), &progress).await;
-    progress.end();
-    let store = store?;
+    let store = startup::open_existing_database(&config).await?;
     let found = async {
         let Some(run) = store.find(&Scope::All, id).await? else { bail!("there is no run '{id}'") };
         store.document(&Scope::All, run.run_id).await?.with_context(|| format!("there is no run '{id}'"))
@@ -80,14 +70,4 @@ async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document>
     .await;
     store.close().await;
     found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::run_path;
-
-    #[test]
-    fn id_is_one_segment_of_the_path() {
-        assert_eq!(run_path("req/1 a").unwrap(), "/api/v1/runs/req%2F1%20a");
-    }
 }

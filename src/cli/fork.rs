@@ -1,5 +1,6 @@
 use super::export::run_path;
 use super::given_flags::GivenFlags;
+use super::numbers::finite;
 use super::output;
 use super::printer::escape_control_characters;
 use super::run_target::{self, DatabaseUse, RunTarget, RunTargetArgs};
@@ -73,7 +74,7 @@ pub async fn fork(args: Args, given: GivenFlags, mut signals: EndSignals) -> any
 
 /// Builds the request.
 fn body(args: &Args) -> anyhow::Result<Value> {
-    if let Some(file) = args.mods.iter().find(|name| run_target::is_file(name)) {
+    if let Some(file) = args.mods.iter().find(|name| run_target::is_path(name)) {
         bail!("--mod takes the name of a mod here, got '{file}'");
     }
     let mut body =
@@ -117,7 +118,7 @@ fn control_vector(text: &str) -> anyhow::Result<Value> {
     let mut parts = text.split(':');
     let mut vector = json!({ "name": parts.next() });
     if let Some(scale) = parts.next() {
-        vector["scale"] = scale.parse::<f64>().with_context(invalid)?.into();
+        vector["scale"] = finite(scale).ok().with_context(invalid)?.into();
     }
     if let Some(layers) = parts.next() {
         let (first, last) = layers.split_once('-').with_context(invalid)?;

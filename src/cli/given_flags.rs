@@ -18,6 +18,9 @@ pub struct GivenFlags {
     pub database: Option<String>,
     /// True if `--data-dir` is given without the URL of a database.
     pub selects_data_dir: bool,
+    /// The flags that `thunder serve` needs for the same database, each after a space; the URL, which can contain a
+    /// password, as a placeholder.
+    pub serve_flags: String,
 }
 
 impl GivenFlags {
@@ -32,6 +35,7 @@ impl GivenFlags {
             server: given::<ServerArgs>(matches).iter().any(|flag| flag == "--server"),
             engine: given::<EngineFlags>(matches).into_iter().next(),
             selects_data_dir: !names_url && database.iter().any(|flag| flag == "--data-dir"),
+            serve_flags: database.iter().filter_map(|flag| serve_flag(matches, flag)).collect(),
             database: database.into_iter().next(),
         }
     }
@@ -40,6 +44,22 @@ impl GivenFlags {
     /// database URL of the environment or the configuration file.
     pub fn data(&self, flags: DataFlags) -> DataFlags {
         if self.selects_data_dir { DataFlags { database_url: None, database_direct_url: None, ..flags } } else { flags }
+    }
+}
+
+/// Returns a flag of the database as `thunder serve` needs it, after a space; `None` for a flag that does not select the
+/// database.
+fn serve_flag(matches: &ArgMatches, flag: &str) -> Option<String> {
+    match flag {
+        "--data-dir" => {
+            let dir = matches.get_raw("data_dir")?.next()?.to_string_lossy();
+            let is_plain = |c: char| c.is_alphanumeric() || "/._-+@%:,=".contains(c);
+            let dir =
+                if dir.chars().all(is_plain) { dir.into_owned() } else { format!("'{}'", dir.replace('\'', r"'\''")) };
+            Some(format!(" --data-dir {dir}"))
+        }
+        "--database-url" => Some(" --database-url URL".to_owned()),
+        _ => None,
     }
 }
 
@@ -69,6 +89,15 @@ mod tests {
         assert_eq!(given("thunder mods list --mods-dir m").engine.as_deref(), Some("--mods-dir"));
         let both = given("thunder replay x --verify --server http://a --keep-days 1");
         assert_eq!((both.server, both.database.as_deref()), (true, Some("--keep-days")));
+    }
+
+    #[test]
+    fn serve_needs_the_flags_that_select_the_database() {
+        let flags = |line| given(line).serve_flags;
+        assert_eq!(flags("thunder run hi --data-dir d3 --keep-days 1"), " --data-dir d3");
+        assert_eq!(flags("thunder fork x --at 1 --data-dir it's"), r" --data-dir 'it'\''s'");
+        assert_eq!(flags("thunder chat --database-url postgres://me:secret@a/b"), " --database-url URL");
+        assert_eq!(flags("thunder run hi"), "");
     }
 
     #[test]

@@ -2,11 +2,9 @@ use super::client::ServerArgs;
 use super::export::server_unless_database;
 use super::given_flags::GivenFlags;
 use super::output;
-use super::progress::Progress;
 use super::startup;
 use crate::config::flags::DataFlags;
 use crate::events::Scope;
-use crate::store::RecorderChannel;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -60,10 +58,7 @@ pub async fn ingest(args: Args, given: GivenFlags) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let progress = Progress::new(None);
-    let store = startup::open_store(&given.data(args.data).config()?, RecorderChannel::new(), &progress).await;
-    progress.end();
-    let store = store?;
+    let store = startup::open_database(&given.data(args.data).config()?).await?;
     let mut result = Ok(ExitCode::SUCCESS);
     for (name, _, document) in documents {
         let ingested = store.ingest(&Scope::All, None, document).await.map_err(anyhow::Error::from);

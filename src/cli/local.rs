@@ -14,7 +14,7 @@ use crate::recording::Signal;
 use crate::server::mods::{store_used_versions, used_files};
 use crate::server::{App, Listeners, ServerState};
 use crate::store::RecorderChannel;
-use crate::trace::document::{Document, RequestExtras, RequestMeta};
+use crate::trace::document::{Document, RequestExtras, RequestMeta, RunDetails};
 use crate::ui;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -37,6 +37,8 @@ pub struct LocalEngine {
     app: App,
     serving: JoinHandle<()>,
     documents: Option<mpsc::UnboundedReceiver<Document>>,
+    /// The run that is being sent to a server, or whose sending was cancelled.
+    unsent: Option<Document>,
 }
 
 impl LocalEngine {
@@ -54,7 +56,7 @@ impl LocalEngine {
         let app = App::new(Arc::clone(&config), Arc::new(registry), system::now);
         let serving = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
         let progress = Progress::new(None);
-        let mut local = Self { client, app: app.clone(), serving, documents: None };
+        let mut local = Self { client, app: app.clone(), serving, documents: None, unsent: None };
         let started = Box::pin(local.load(&config, record, &progress)).await;
         progress.end();
         if let Err(error) = started {
@@ -103,7 +105,12 @@ impl LocalEngine {
         tokio::time::timeout(DOCUMENT_TIMEOUT, documents.recv()).await.ok()?
     }
 
-    /// Ends the active runs and returns the runs that [`Self::next_document`] has not returned.
+    /// Keeps a run for [`Self::stop`] until it is sent; `None` when it is.
+    pub fn set_unsent(&mut self, document: Option<Document>) {
+        self.unsent = document;
+    }
+
+    /// Ends the active runs and returns the unsent run, and those that [`Self::next_document`] has not returned.
     pub async fn stop(&mut self) -> Vec<Document> {
         /// Maximum wait for the end of the channel after the last run.
         const END_TIMEOUT: Duration = Duration::from_millis(500);
@@ -111,7 +118,7 @@ impl LocalEngine {
         self.serving.abort();
         self.app.set_state(ServerState::Stopping);
         self.app.models().stop().await;
-        let mut remaining = Vec::new();
+        let mut remaining: Vec<Document> = self.unsent.take().into_iter().collect();
         if let Some(documents) = &mut self.documents {
             while let Ok(Some(document)) = tokio::time::timeout(END_TIMEOUT, documents.recv()).await {
                 remaining.push(document);
@@ -124,8 +131,8 @@ impl LocalEngine {
     /// hashes.
     pub fn publish_sources(&self, document: &Document) -> Vec<String> {
         let publish = |(name, _): (String, String)| {
-            let source = self.app.registry().get(&name)?.source_text()?;
-            let stored = source_store::store(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
+            let factory = self.app.registry().get(&name)?;
+            let stored = source_store::store(&self.app.config().data.dir, factory.upload()?);
             stored
                 .inspect_err(|error| tracing::debug!(mod.name = name, "cannot store the source of a mod: {error}"))
                 .ok()
@@ -156,7 +163,7 @@ impl LocalEngine {
         finished.into_iter().for_each(|document| drop(sender.send(document)));
         let app = App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), system::now);
         let client = Server::new("http://local".to_owned(), None).unwrap();
-        Self { client, app, serving: tokio::spawn(async {}), documents: Some(documents) }
+        Self { client, app, serving: tokio::spawn(async {}), documents: Some(documents), unsent: None }
     }
 }
 
@@ -178,6 +185,11 @@ async fn collect(mut signals: mpsc::Receiver<Signal>, finished_documents: mpsc::
                     surface: None,
                     extras: RequestExtras {
                         user_prompt: Some(start.prompt_preview.clone()),
+                        thunder_run: Some(RunDetails {
+                            seed: start.seed,
+                            metadata: Some(start.metadata.0.iter().cloned().collect()),
+                            ..RunDetails::default()
+                        }),
                         ..RequestExtras::default()
                     },
                 };
@@ -198,6 +210,7 @@ async fn collect(mut signals: mpsc::Receiver<Signal>, finished_documents: mpsc::
             Signal::Ended(run, end) => {
                 if let Some(mut document) = runs.remove(&run) {
                     document.request.completed_at = Some(end.completed_at);
+                    document.request.extras.thunder_run.get_or_insert_default().set_end(&end);
                     // Fails only if the program is about to end.
                     let _ = finished_documents.send(document);
                 }

@@ -1,6 +1,5 @@
-use super::Cli;
+use super::documented_command;
 use anyhow::Context as _;
-use clap::CommandFactory;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -14,7 +13,7 @@ pub struct Args {
 /// Writes the manual pages.
 pub fn man(args: &Args) -> anyhow::Result<ExitCode> {
     let written = std::fs::create_dir_all(&args.folder)
-        .and_then(|()| clap_mangen::generate_to(Cli::command().disable_help_subcommand(true), &args.folder));
+        .and_then(|()| clap_mangen::generate_to(documented_command().disable_help_subcommand(true), &args.folder));
     written.with_context(|| format!("cannot write manual pages to {}", args.folder.display()))?;
     Ok(ExitCode::SUCCESS)
 }

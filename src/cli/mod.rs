@@ -18,14 +18,18 @@ mod experiment;
 mod export;
 mod fork;
 mod given_flags;
+mod help;
 mod hub;
 mod ingest;
 mod llama_server;
 mod local;
+mod logging;
 mod man;
+mod mod_source;
 mod mod_worker;
 mod models;
 mod mods;
+mod numbers;
 mod precedence;
 mod printer;
 mod probe;
@@ -34,13 +38,14 @@ mod replace_file;
 mod replay;
 mod run;
 mod run_target;
+mod runs;
 mod serve;
 mod signals;
 mod startup;
 mod table;
 mod trust;
+mod variables;
 
-use crate::config::flags::OnOffAuto;
 use crate::model::llama::wait_for_end_of_use;
 use crate::mods::python::remove_worker_dirs;
 use crate::store::Store;
@@ -48,12 +53,11 @@ use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use config_file::ConfigFile;
 use given_flags::GivenFlags;
+use logging::LogFormat;
 use signals::{EndSignals, Interrupted};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// Maximum time for the load of a model to be cancelled at the end of the program.
 const LLAMA_TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,18 +87,12 @@ pub struct Cli {
     command: Command,
 }
 
-/// Format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
-}
-
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(Box<serve::Args>),
     Run(run::Args),
     Chat(chat::Args),
+    Runs(runs::Args),
     Ingest(ingest::Args),
     Export(export::Args),
     Db(db::Args),
@@ -125,7 +123,7 @@ pub fn main() -> ExitCode {
     };
     let (command, given) = match precedence::parse(command(), &translated.words) {
         (command, Ok(given)) => (command, given),
-        (_, Err(error)) => error.exit(),
+        (command, Err(error)) => variables::named_in_error(error, &command, &translated.words).exit(),
     };
     let mut cli = match Cli::from_arg_matches(&given) {
         Ok(cli) => cli,
@@ -135,13 +133,16 @@ pub fn main() -> ExitCode {
     if let Command::ModWorker(args) = &cli.command {
         return mod_worker::run_worker(args);
     }
-    let file = match with_file(&mut cli, command, &translated.words, &given) {
+    // The configuration file may set the log, which also receives the errors of the file.
+    let file = with_file(&mut cli, &command, &translated.words, &given);
+    let log_flags = if let Command::Serve(args) = &cli.command { Some(args.log()) } else { None };
+    if let Err(error) = logging::init(cli.log.as_deref(), cli.log_format, log_flags) {
+        return failed(&error);
+    }
+    let file = match file {
         Ok(file) => file,
         Err(error) => return failed(&error),
     };
-    if let Err(error) = log(&cli) {
-        return failed(&error);
-    }
     if let Command::Serve(_) | Command::Doctor(_) = &cli.command {
         let unread = llama_server::ignored_variable_notes(std::env::vars_os());
         translated.notes.iter().chain(&unread).for_each(|note| tracing::warn!("{note}"));
@@ -160,7 +161,7 @@ pub fn main() -> ExitCode {
     runtime.shutdown_background();
     let code = match result {
         Ok(code) => code,
-        Err(error) => failed(&error),
+        Err(error) => failed(&variables::with_sources(error, &command, &given, file.as_ref())),
     };
     wait_for_end_of_use(LLAMA_TIMEOUT);
     remove_worker_dirs();
@@ -169,13 +170,19 @@ pub fn main() -> ExitCode {
 
 /// Returns the definition of the command line, which includes llama-server's environment variables.
 fn command() -> clap::Command {
-    llama_server::with_environment(Cli::command(), |name| std::env::var_os(name).is_some())
+    let command = help::shorten_help(documented_command());
+    variables::without_empty(llama_server::with_environment(command, variables::is_set))
+}
+
+/// Returns the definition of the command line for completions and manual pages.
+fn documented_command() -> clap::Command {
+    help::hide_flags_without_effect(Cli::command())
 }
 
 /// Reads the configuration file, and parses the command line again with its flags.
 fn with_file(
     cli: &mut Cli,
-    command: clap::Command,
+    command: &clap::Command,
     words: &[OsString],
     given: &clap::ArgMatches,
 ) -> anyhow::Result<Option<ConfigFile>> {
@@ -183,8 +190,8 @@ fn with_file(
         return Ok(None);
     }
     let Some(file) = ConfigFile::read(cli.config_file.as_deref())? else { return Ok(None) };
-    let words = file.add_to(words, &command, given)?;
-    let parsed = command.try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches));
+    let words = file.add_to(words, command, given)?;
+    let parsed = command.clone().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches));
     *cli = parsed.with_context(|| format!("configuration file {}", file.path().display()))?;
     Ok(Some(file))
 }
@@ -199,6 +206,7 @@ async fn execute(command: Command, matches: &clap::ArgMatches, file: Option<&Con
         Command::Replay(args) => Box::pin(replay::replay(*args, given, EndSignals::new()?)).await,
         Command::Fork(args) => Box::pin(fork::fork(*args, given, EndSignals::new()?)).await,
         Command::Experiment(args) => Box::pin(experiment::experiment(args, EndSignals::new()?)).await,
+        Command::Runs(args) => until_signal(runs::runs(args, given)).await,
         Command::Ingest(args) => until_signal(ingest::ingest(args, given)).await,
         Command::Export(args) => until_signal(export::export(args, given)).await,
         Command::Db(args) => until_signal(db::db(args)).await,
@@ -227,12 +235,12 @@ async fn until_signal(
     }
 }
 
-/// Prints the error of a command, unless a signal has ended it. Returns the exit code.
+/// Reports the error of a command, unless a signal has ended it. Returns the exit code.
 fn failed(error: &anyhow::Error) -> ExitCode {
     if let Some(Interrupted(code)) = error.downcast_ref() {
         return *code;
     }
-    eprintln!("thunder: {}", with_causes(error));
+    logging::report_error(with_causes(error));
     ExitCode::FAILURE
 }
 
@@ -245,42 +253,6 @@ fn with_causes(error: &anyhow::Error) -> String {
         }
     }
     text
-}
-
-fn log(cli: &Cli) -> anyhow::Result<()> {
-    let flags = match &cli.command {
-        Command::Serve(args) => Some(args.log()),
-        _ => None,
-    };
-    let default = match flags {
-        Some(flags) => flags
-            .log_filter()
-            .unwrap_or("info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn,rustls=error,rustls_platform_verifier=warn"),
-        None => "warn,llama-cpp-2=error,rustls_platform_verifier=off",
-    };
-    let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default);
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|error| {
-        eprintln!("thunder: invalid log filter '{filter}' ({error}); using '{default}'");
-        EnvFilter::new(default)
-    });
-    let file = flags.and_then(|flags| flags.log_file.as_deref());
-    let terminal = file.is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let colors = flags.and_then(|flags| flags.log_colors).and_then(OnOffAuto::as_bool).unwrap_or(terminal);
-    let writer = match file {
-        None => BoxMakeWriter::new(std::io::stderr),
-        Some(path) => {
-            let opened = std::fs::File::options().create(true).append(true).open(path);
-            let opened =
-                opened.with_context(|| format!("cannot write to the file {} of --log-file", path.display()))?;
-            BoxMakeWriter::new(std::sync::Mutex::new(opened))
-        }
-    };
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
-    match cli.log_format {
-        LogFormat::Text => subscriber.with_ansi(colors).init(),
-        LogFormat::Json => subscriber.json().flatten_event(true).with_span_list(false).with_current_span(false).init(),
-    }
-    Ok(())
 }
 
 #[cfg(test)]

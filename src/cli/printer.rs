@@ -66,13 +66,12 @@ impl Printer {
         Ok(())
     }
 
-    /// Ends the answer.
+    /// Ends the answer; a second call has no effect.
     pub fn end(&mut self) -> std::io::Result<()> {
-        if self.display == Display::None {
-            return Ok(());
-        }
-        if self.display == Display::PipeAtEnd {
-            output::print(&self.text)?;
+        match std::mem::replace(&mut self.display, Display::None) {
+            Display::None => return Ok(()),
+            Display::PipeAtEnd => output::print(&self.text)?,
+            Display::Terminal | Display::Pipe => {}
         }
         if self.text.ends_with('\n') { Ok(()) } else { output::print("\n") }
     }

@@ -1,5 +1,6 @@
 //! Progress of long steps such as loading: one changing line on a terminal, separate lines elsewhere.
 
+use super::logging;
 use crate::server::{App, ServerState};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -28,7 +29,8 @@ struct Shown {
 impl Progress {
     /// Creates a report to standard error and, if given, to `app`.
     pub fn new(app: Option<App>) -> Arc<Self> {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let has_bar = std::io::stderr().is_terminal() && !logging::is_json_on_stderr();
+        let bar = has_bar.then(|| {
             let style =
                 ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
             let bar = ProgressBar::new_spinner().with_style(style);
@@ -67,7 +69,7 @@ impl Progress {
         match &self.bar {
             Some(bar) if !steps.is_empty() => bar.set_message(steps),
             None if !line.is_empty() && shown.line != line => {
-                eprintln!("thunder: {line}");
+                logging::report(line);
                 (shown.line, shown.last) = (line.to_owned(), Instant::now());
             }
             _ => {}

@@ -22,7 +22,7 @@ pub struct Args {
     /// Comparison of the new run with the recorded one; required
     #[arg(long, required = true)]
     verify: bool,
-    /// Python file with a mod of the run; repeatable
+    /// Python file or package folder with a mod of the run; repeatable
     #[arg(long = "mod", value_name = "FILE.py")]
     mods: Vec<String>,
     /// Current versions of the mods, even if the run used others
@@ -83,10 +83,14 @@ fn print_outcome(run: &str, outcome: &Outcome) -> std::io::Result<()> {
 }
 
 async fn verify(args: &Args, given: &GivenFlags, signals: &mut EndSignals) -> anyhow::Result<Outcome> {
-    if let Some(name) = args.mods.iter().find(|name| !run_target::is_file(name)) {
-        bail!("--mod takes a Python file here, got '{name}'; mods that the server knows need no flag");
+    if let Some(name) = args.mods.iter().find(|name| !run_target::is_path(name)) {
+        bail!(
+            "--mod takes a Python file or a package folder here, got '{name}'; mods that the server knows need no flag"
+        );
     }
-    let open = args.target.open(&args.mods, DatabaseUse::LeaveToServer, given);
+    let is_file = Path::new(&args.run).is_file();
+    let database = if is_file { DatabaseUse::LeaveToServer } else { DatabaseUse::ReadOrLeaveToServer };
+    let open = args.target.open(&args.mods, database, given);
     let (mut target, _) = signals.run_until_signal(open).await??;
     let outcome = signals.run_until_signal(rerun(&mut target, args)).await;
     signals.run_until_signal(Box::pin(target.close())).await?;

@@ -1,10 +1,12 @@
 use super::client::{Server, error_message, run_id_of};
 use super::events::Events;
 use super::given_flags::GivenFlags;
+use super::numbers::finite;
 use super::output;
-use super::printer::Printer;
+use super::printer::{Printer, escape_control_characters};
 use super::run_target::{DatabaseUse, ReplayAddress, RunTargetArgs};
-use super::signals::EndSignals;
+use super::signals::{EndSignals, Interrupted};
+use crate::events::{FinishReason, ModFailures};
 use anyhow::{Context, bail};
 use reqwest::Method;
 use serde::{Deserialize, Serialize};
@@ -19,29 +21,30 @@ use std::process::ExitCode;
 /// running server uses it, the run is sent to that server.
 ///
 /// With --json, prints the finished run as one JSON object instead of the text: its `run_id`, `text`, `finish_reason`,
-/// `usage` and the address of its replay, `replay`, which is null if the run was not recorded.
+/// `usage`, the mods with failed calls, `mod_failures`, and the address of its replay, `replay`, which is null if the run
+/// was not recorded.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Prompt; - reads it from standard input
     prompt: String,
-    /// Mod by name or as a Python file; repeatable
+    /// Mod by name, as a Python file or as a package folder like `./pack`; repeatable
     #[arg(long = "mod", value_name = "NAME|FILE.py")]
     mods: Vec<String>,
     /// Seed of the random generator; the same seed gives the same answer
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<i64>,
-    /// Maximum tokens of the answer
-    #[arg(long, short = 'n', value_name = "N", alias = "n-predict", default_value_t = 512)]
-    max_tokens: u32,
+    /// Maximum tokens of the answer; -1 for as many as fit into the context
+    #[arg(long, short = 'n', value_name = "N", alias = "n-predict", default_value_t = 512, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    max_tokens: i32,
     /// Sampling temperature; 0 always takes the most probable token; default: 0.8
-    #[arg(long, value_name = "T", alias = "temp")]
-    temperature: Option<f32>,
+    #[arg(long, value_name = "T", alias = "temp", allow_negative_numbers = true, value_parser = finite)]
+    temperature: Option<f64>,
     /// Number of most probable tokens to sample from; 0 for all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<i32>,
     /// Cumulative probability of the most probable tokens to sample from, 0 to 1
-    #[arg(long, value_name = "P")]
-    top_p: Option<f32>,
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = finite)]
+    top_p: Option<f64>,
     /// Stop string; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -62,10 +65,9 @@ pub struct Args {
 }
 
 /// An answer with its metadata.
-#[derive(Default)]
 struct Outcome {
     run_id: Option<String>,
-    text: String,
+    printer: Printer,
     finish_reason: Option<String>,
     usage: Option<Usage>,
     timings: Value,
@@ -86,7 +88,18 @@ struct RunOutput {
     text: String,
     finish_reason: Option<String>,
     usage: Option<Usage>,
+    mod_failures: Vec<ModFailures>,
     replay: Option<String>,
+}
+
+impl Outcome {
+    const fn new(printer: Printer) -> Self {
+        Self { run_id: None, printer, finish_reason: None, usage: None, timings: Value::Null }
+    }
+
+    fn mod_failures(&self) -> Vec<ModFailures> {
+        Vec::deserialize(&self.timings["mod_failures"]).unwrap_or_default()
+    }
 }
 
 /// Runs the prompt.
@@ -94,42 +107,57 @@ pub async fn run(args: Args, given: GivenFlags, mut signals: EndSignals) -> anyh
     let attention = !args.no_attention && args.target.engine.captures_attention();
     let open = args.target.open(&args.mods, DatabaseUse::LeaveToServer, &given);
     let (mut target, names) = signals.run_until_signal(open).await??;
+    let attention = attention && target.can_record_attention();
+    let mut outcome = Outcome::new(if args.json { Printer::silent() } else { Printer::new(!names.is_empty()) });
     let finished = signals
         .run_until_signal(async {
-            let (attention, mut outcome) = (attention && target.can_record_attention(), Outcome::default());
             let streamed = stream(target.server(), &args, &names, attention, &mut outcome).await;
-            let replay = target.record(outcome.run_id.as_deref()).await;
-            (streamed, outcome, replay)
+            (streamed, target.record(outcome.run_id.as_deref()).await)
         })
         .await;
-    signals.run_until_signal(Box::pin(target.close())).await?;
-    let (streamed, outcome, replay) = finished?;
+    let (streamed, replay, code) = match finished {
+        Ok((streamed, replay)) => (streamed, replay, ExitCode::SUCCESS),
+        Err(Interrupted(code)) => {
+            outcome.finish_reason.get_or_insert_with(|| FinishReason::Cancelled.as_str().to_owned());
+            // Fails if the terminal has been closed.
+            let _ = outcome.printer.end();
+            // The engine cancels the run when the connection closes, and records it.
+            (Ok(()), Ok(outcome.run_id.as_deref().map(|run_id| target.replay(run_id))), code)
+        }
+    };
+    let is_recorded = signals.run_until_signal(Box::pin(target.close())).await?;
     streamed?;
-    let replay = replay?;
+    let replay = replay?.filter(|_| is_recorded);
     if args.json {
-        let Outcome { run_id, text, finish_reason, usage, .. } = outcome;
+        let mod_failures = outcome.mod_failures();
+        let Outcome { run_id, printer, finish_reason, usage, .. } = outcome;
         let replay = replay.map(|replay| replay.url);
-        let run = RunOutput { run_id, text, finish_reason, usage, replay };
+        let run = RunOutput { run_id, text: printer.into_text(), finish_reason, usage, mod_failures, replay };
         output::print_line(serde_json::to_string(&run)?)?;
     } else {
         report(&outcome, args.max_tokens, replay);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
-fn report(outcome: &Outcome, max_tokens: u32, replay: Option<ReplayAddress>) {
+fn report(outcome: &Outcome, max_tokens: i32, replay: Option<ReplayAddress>) {
     let timings = &outcome.timings;
     if let (Some(count), Some(speed)) = (timings["predicted_n"].as_u64(), timings["predicted_per_second"].as_f64()) {
         let reason = outcome.finish_reason.as_deref().unwrap_or("?");
         let detail = match timings["message"].as_str() {
             Some(message) => format!(": {message}"),
-            None if reason == "length" && count >= u64::from(max_tokens) => {
+            // Any other limit has a message.
+            None if reason == "length" && max_tokens >= 0 => {
                 format!(": the limit of {max_tokens} tokens is reached (--max-tokens)")
             }
-            None if reason == "length" => ": the context is full".to_owned(),
             None => String::new(),
         };
-        eprintln!("{count} tokens, {speed:.1} tokens/s, ended by {reason}{detail}");
+        let line = format!("{count} tokens, {speed:.1} tokens/s, ended by {reason}{detail}");
+        eprintln!("{}", escape_control_characters(&line));
+    }
+    for ModFailures { mod_name, calls, failed, message } in outcome.mod_failures() {
+        let line = format!("{mod_name}: {failed} of {calls} calls failed: {message}");
+        eprintln!("{}", escape_control_characters(&line));
     }
     match replay {
         Some(replay) => eprintln!("replay: {replay}"),
@@ -146,15 +174,12 @@ async fn stream(
 ) -> anyhow::Result<()> {
     let (path, body) = request(args, mods, attention).await?;
     let response = server.send(server.request(Method::POST, path).json(&body)).await?;
-    let mut printer = if args.json { Printer::silent() } else { Printer::new(!mods.is_empty()) };
     outcome.run_id = run_id_of(&response);
     let mut events = Events::new(response);
     while let Some(chunk) = events.next().await? {
-        apply_chunk(&chunk, &mut printer, outcome)?;
+        apply_chunk(&chunk, outcome)?;
     }
-    printer.end()?;
-    outcome.text = printer.into_text();
-    Ok(())
+    Ok(outcome.printer.end()?)
 }
 
 async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'static str, Value)> {
@@ -189,7 +214,8 @@ async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Resul
     Ok(("/v1/chat/completions", body))
 }
 
-fn apply_chunk(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> anyhow::Result<()> {
+fn apply_chunk(chunk: &Value, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let printer = &mut outcome.printer;
     if chunk.get("error").is_some() {
         printer.end()?;
         bail!("{}", error_message(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
@@ -218,4 +244,25 @@ fn apply_chunk(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> a
         outcome.timings = chunk["timings"].clone();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Args;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn negative_numbers_are_values_of_flags() {
+        let args = Line::parse_from(["thunder", "Hello!", "-n", "-1", "--temperature", "-1", "--top-k", "-1"]).args;
+        assert_eq!((args.max_tokens, args.temperature, args.top_k), (-1, Some(-1.0), Some(-1)));
+        for number in [["-n", "-2"], ["--temperature", "nan"], ["--top-p", "inf"]] {
+            assert!(Line::try_parse_from(["thunder", "Hello!", number[0], number[1]]).is_err(), "{number:?}");
+        }
+    }
 }

@@ -1,4 +1,5 @@
 use super::hub;
+use super::logging;
 use super::progress::Progress;
 use super::signals::{self, EndSignals};
 use super::startup;
@@ -58,11 +59,12 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     let hub_flags = args.engine.hub.clone();
     hub::check(&hub_flags)?;
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
+    startup::check_request_defaults(&config.server, None).await?;
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
     let scheme = if config.server.credentials.tls.is_some() { "https" } else { "http" };
     for address in &addresses {
-        eprintln!("thunder: listening on {scheme}://{address}{}", config.server.prefix);
+        logging::report(format_args!("listening on {scheme}://{address}{}", config.server.prefix));
     }
     let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), system::now);
     let server = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
@@ -81,15 +83,15 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
         app.set_state(ServerState::Ready);
         let server = &app.config().server;
         if server.cluster.no_model {
-            eprintln!("thunder: no model is loaded (--no-model)");
+            logging::report("no model is loaded (--no-model)");
         } else {
             let loaded = app.get_or_load(None).await;
             let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
-            eprintln!("thunder: {}", startup::devices_line(&app.config().engine, &placement));
+            logging::report(startup::devices_line(&app.config().engine, &placement));
         }
         announce(&app, server.cluster.url(&addresses, scheme, &server.prefix));
         for address in addresses {
-            eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
+            logging::report(format_args!("ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix));
         }
         notify_systemd(&[NotifyState::Ready]);
         loop {
@@ -101,7 +103,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     }
     notify_systemd(&[NotifyState::Stopping]);
     if !matches!(started, Ok(Err(_))) {
-        eprintln!("thunder: stopping; a second signal stops immediately");
+        logging::report("stopping; a second signal stops immediately");
     }
     app.set_state(ServerState::Stopping);
     let stopped = signals.run_until_signal(async {
@@ -115,8 +117,9 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reloads API keys and certificate. Active requests and streams continue.
+/// Opens the log file again, and reloads API keys and certificate. Active requests and streams continue.
 fn reload(app: &App, flags: &ServerFlags) {
+    logging::reopen_file();
     match Credentials::read(flags) {
         // Without a key, every client would have all rights.
         Ok(credentials) if credentials.security.keys.is_empty() && !app.credentials().security.keys.is_empty() => {

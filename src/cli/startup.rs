@@ -1,39 +1,64 @@
 //! Start of database, models and mods.
 
-use super::output;
 use super::progress::Progress;
-use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
+use super::{mod_source, output};
+use crate::config::{Config, ConfigError, DataConfig, EngineConfig, ModSandbox, ModsConfig, ServerConfig};
+use crate::model::Model;
 use crate::model::llama::{Device, Placement, backend, devices, missing_gpu_reason};
 use crate::mods::python::sandbox::{self, SandboxPolicy};
-use crate::mods::python::{LoadError, PythonMods, WorkerLimits, read_source};
-use crate::mods::{ModFolder, ModRegistry, ModSource};
+use crate::mods::python::{LoadError, PythonMods, WorkerLimits};
+use crate::mods::{ModFolder, ModRegistry};
 use crate::recording::RecorderHandle;
 use crate::server::{App, LoadStep};
 use crate::store::{Database, RecorderChannel, Retention, Store};
-use anyhow::Context;
 use futures::future::{Either, select};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio::task::spawn_blocking;
 
-/// Opens the configured database. Its recorder stores the signals of `channel`.
+/// Opens the configured database for a command without an engine, which removes no runs by their age.
+pub async fn open_database(config: &DataConfig) -> anyhow::Result<Store> {
+    let progress = Progress::new(None);
+    let opened = open_without_retention(config, RecorderChannel::new(), &progress).await;
+    progress.end();
+    opened
+}
+
+/// Opens the configured database like [`open_database`], for a command that only reads it: does not create one.
+pub async fn open_existing_database(config: &DataConfig) -> anyhow::Result<Store> {
+    database(config).check_exists()?;
+    open_database(config).await
+}
+
+/// Returns the location of the configured database.
+pub fn database(config: &DataConfig) -> Database {
+    let data_dir = config.dir.clone();
+    match &config.database_url {
+        Some(url) => Database::Url { url: url.clone(), direct_url: config.database_direct_url.clone(), data_dir },
+        None => Database::Embedded { data_dir },
+    }
+}
+
+/// Opens the configured database, and removes the runs beyond the retention from now on. Its recorder stores the signals of
+/// `channel`.
 pub async fn open_store(
+    config: &DataConfig,
+    channel: RecorderChannel,
+    progress: &Arc<Progress>,
+) -> anyhow::Result<Store> {
+    let store = open_without_retention(config, channel, progress).await?;
+    store.set_retention(Retention { days: config.keep_days, bytes: config.keep_bytes });
+    Ok(store)
+}
+
+async fn open_without_retention(
     config: &DataConfig,
     channel: RecorderChannel,
     progress: &Arc<Progress>,
 ) -> anyhow::Result<Store> {
     let progress = progress.task();
     progress.begin("opening the database");
-    let database = match &config.database_url {
-        Some(url) => Database::Url {
-            url: url.clone(),
-            direct_url: config.database_direct_url.clone(),
-            data_dir: config.dir.clone(),
-        },
-        None => Database::Embedded { data_dir: config.dir.clone() },
-    };
-    let store = Store::open_with(database, channel, |step| progress.begin(step)).await?;
-    store.set_retention(Retention { days: config.keep_days, bytes: config.keep_bytes });
-    Ok(store)
+    Ok(Store::open_with(database(config), channel, |step| progress.begin(step)).await?)
 }
 
 /// Opens the database and loads the model at the same time. An error of the database ends the load at once, and is
@@ -57,6 +82,25 @@ pub async fn open_and_load<T>(
     }
 }
 
+/// Checks the default fields of requests that the flags set, and logs the ignored values. With a model, tokens and grammars
+/// are checked, too.
+pub async fn check_request_defaults(config: &ServerConfig, model: Option<Arc<Model>>) -> anyhow::Result<()> {
+    let defaults = config.request_defaults.clone();
+    let check = move || crate::api::check_request_defaults(&defaults, model.as_deref());
+    let error = match spawn_blocking(check).await? {
+        Ok(notes) => {
+            notes.iter().for_each(|note| tracing::warn!("{note}"));
+            return Ok(());
+        }
+        Err(error) => error,
+    };
+    let problem = error.problem();
+    let flags = &config.request_default_flags;
+    // The fields below `response_format` have no flag of their own.
+    let flag = problem.pointer.map_or("a flag", |field| flags.get(&field).copied().unwrap_or("--parameter"));
+    Err(ConfigError::RequestDefault { flag, reason: problem.detail }.into())
+}
+
 /// Loads the default model, a downloaded file or else the configured one, and starts its engine. The signals of every engine
 /// go to `recorder`.
 pub async fn load_default(
@@ -75,7 +119,8 @@ pub async fn load_default(
         LoadStep::Context => shown.begin("allocating the context"),
     };
     app.models().load_default(observe).await?;
-    Ok(())
+    let model = app.models().default_model().map(|loaded| Arc::clone(loaded.model()));
+    check_request_defaults(&app.config().server, model).await
 }
 
 /// Describes the devices of a model's layers and threads in one line.
@@ -205,12 +250,10 @@ pub async fn register_mods(
     Ok(Some(tokio::task::spawn_blocking(sync).await??))
 }
 
-/// Registers the mods of a file. Returns their names in the order of the file.
+/// Registers the mods of a file or of a package. Returns their names in the order of the source.
 pub async fn register_file(registry: &ModRegistry, config: &ModsConfig, file: &Path) -> anyhow::Result<Vec<String>> {
     registry.set_python(python_mods(config));
-    let source = ModSource::Text(read_source(file).with_context(|| format!("cannot read {}", file.display()))?);
-    let (python, name) = (registry.python(), file.file_name().unwrap_or_default().to_string_lossy().into_owned());
-    let found = tokio::task::spawn_blocking(move || source.load_all(&name, None, &python)).await?;
+    let found = mod_source::load(file, None, registry.python()).await?;
     let found = found.map_err(|error| anyhow::anyhow!(describe_error(&error)))?;
     Ok(found
         .into_iter()

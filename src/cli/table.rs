@@ -1,6 +1,7 @@
 //! Tables in the output of commands.
 
-use unicode_width::UnicodeWidthStr;
+use super::printer::escape_control_characters;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Returns rows of the same length as lines with aligned columns: the last `numeric` ones right, all others left.
 pub fn format_table<R: AsRef<[String]>>(rows: &[R], numeric: usize) -> String {
@@ -19,9 +20,38 @@ pub fn format_table<R: AsRef<[String]>>(rows: &[R], numeric: usize) -> String {
     text
 }
 
+/// Shortens a text to one line of at most `max` columns.
+pub fn shorten(text: &str, max: usize) -> String {
+    let line = escape_control_characters(text).replace(['\n', '\t'], " ");
+    let line = line.trim();
+    if line.width() <= max {
+        return line.to_owned();
+    }
+    let mut columns = 0;
+    let fits = |c: &char| {
+        columns += c.width().unwrap_or(0);
+        columns < max
+    };
+    let mut short: String = line.chars().take_while(fits).collect();
+    short.push('…');
+    short
+}
+
+/// Returns the columns of the terminal that shows standard output; `None` for a file or a pipe.
+pub fn terminal_columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::format_table;
+    use super::{format_table, shorten};
+
+    #[test]
+    fn long_texts_are_shortened() {
+        assert_eq!(shorten(&"x".repeat(36), 36), "x".repeat(36));
+        assert_eq!(shorten(&"é".repeat(99), 36), format!("{}…", "é".repeat(35)));
+    }
 
     #[test]
     fn columns_are_aligned_by_their_width_on_a_terminal() {

@@ -66,7 +66,7 @@ pub struct CacheFlags {
     /// Data type of keys: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]
     #[arg(long, env = "THUNDER_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
     pub cache_type_k: CacheTypeFlag,
-    /// Data type of values; quantized types exclude --attention on [also: -ctv]
+    /// Data type of values; quantized types exclude `--attention on` [also: -ctv]
     #[arg(long, env = "THUNDER_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
     pub cache_type_v: CacheTypeFlag,
     /// Minimum share of a prompt, 0 to 1, that must be in a slot's KV cache for the slot to be preferred; 0 ignores slot
@@ -84,7 +84,7 @@ pub struct CacheFlags {
     /// requests can override it; default: stop
     #[arg(long, env = "THUNDER_CONTEXT_POLICY", value_name = "POLICY", value_enum)]
     pub context_policy: Option<ContextPolicy>,
-    /// Same as --context-policy shift [also: --no-context-shift]
+    /// Same as `--context-policy shift` [also: --no-context-shift]
     #[arg(long, env = "THUNDER_CONTEXT_SHIFT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true, conflicts_with = "context_policy")]
     pub context_shift: Option<OnOff>,

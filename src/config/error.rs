@@ -141,6 +141,14 @@ pub enum ConfigError {
         /// The value.
         text: String,
     },
+    /// The default of a request's field is invalid.
+    #[error("{flag} sets an invalid default of requests: {reason}")]
+    RequestDefault {
+        /// The flag.
+        flag: &'static str,
+        /// The error that a request with this value gets.
+        reason: String,
+    },
     /// Flash attention and attention capture without it are both required.
     #[error(
         "--flash-attn on and --attention on are mutually exclusive; --attention auto captures attention with flash attention"
@@ -162,6 +170,15 @@ pub enum ConfigError {
         host: String,
         /// The system's error.
         source: std::io::Error,
+    },
+    /// The host is the path of a Unix socket.
+    #[error(
+        "--host must be an IP address or a host name, got the Unix socket '{path}'; Unix sockets are not supported, use \
+         --host 127.0.0.1"
+    )]
+    UnixSocket {
+        /// The path.
+        path: String,
     },
     /// The host name has no address.
     #[error("the host '{host}' has no address")]

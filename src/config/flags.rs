@@ -35,8 +35,8 @@ pub struct EngineFlags {
     /// training context, up to 8192 per slot
     #[arg(short, long, env = "THUNDER_CTX_SIZE", value_name = "TOKENS")]
     pub ctx_size: Option<u32>,
-    /// Number of slots, that is of runs generated at the same time; -1 and default: 4, or fewer if --ctx-size would
-    /// make all slots together exceed 32768 tokens [also: -np]
+    /// Number of slots, and so of runs generated at the same time; default and -1: as many as fit into 32768 tokens, 1
+    /// to 4 [also: -np]
     #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(-1..))]
     pub parallel: Option<i32>,
@@ -52,17 +52,17 @@ pub struct EngineFlags {
     /// Maximum tokens computed at once within a decode call [also: -ub]
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
-    /// Model read into memory instead of a mapped file, the same as --load-mode none; --load-mode overrides the variable
+    /// Model read into memory instead of mapped, same as `--load-mode none`; --load-mode overrides `THUNDER_NO_MMAP`
     #[arg(long, env = "THUNDER_NO_MMAP", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_mmap: bool,
     /// Weights locked in memory, in addition to --load-mode
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
     /// Capture mode for runs that request attention. on: flash attention is off. off: no capture. auto (default): flash
-    /// attention is on, except with a 32-bit cache or --flash-attn off
+    /// attention is on, except with a 32-bit cache or `--flash-attn off`
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "auto|on|off")]
     pub attention: Option<OnOffAuto>,
-    /// Flash attention; on cannot be combined with --attention on [also: -fa]
+    /// Flash attention; on cannot be combined with `--attention on` [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<OnOffAuto>,
     /// Chat template that replaces the model's: Jinja text, or the name of a built-in template, e.g. llama3
@@ -107,7 +107,8 @@ pub struct EngineFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataFlags {
-    /// Directory of the embedded database and caches; default: the user's data directory, for root /var/lib/thunder
+    /// Directory of the embedded database and caches; default: `~/.local/share/thunder` or the equivalent of the
+    /// system, for root `/var/lib/thunder`
     #[arg(long, env = "THUNDER_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// URL of a PostgreSQL server, version 14 or newer; default: an embedded server in the data directory
@@ -313,6 +314,10 @@ impl ServerFlags {
         if self.host.is_some() || self.port.is_some() || addresses.is_empty() {
             let port = self.port.unwrap_or(super::DEFAULT_PORT);
             for host in self.host.as_deref().unwrap_or("127.0.0.1").split(',').map(str::trim) {
+                // llama-server listens on a Unix socket then.
+                if std::path::Path::new(host).extension().is_some_and(|extension| extension == "sock") {
+                    return Err(ConfigError::UnixSocket { path: host.to_owned() });
+                }
                 let found = (host, port)
                     .to_socket_addrs()
                     .map_err(|source| ConfigError::Host { host: host.to_owned(), source })?

@@ -29,7 +29,9 @@ mod tuning;
 mod vertex;
 
 use flags::{DataFlags, EngineFlags, ServerFlags};
+use request_defaults::RequestDefaults;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -123,6 +125,8 @@ pub struct ServerConfig {
     pub max_tokens: Option<u32>,
     /// Default fields of requests.
     pub request_defaults: Map<String, Value>,
+    /// Flags that set these defaults, by field.
+    pub request_default_flags: HashMap<String, &'static str>,
     /// Routes of llama-server.
     pub routes: RouteConfig,
     /// Routes for Vertex AI, if it runs the server.
@@ -195,7 +199,8 @@ impl Config {
         let credentials = Credentials::new(server, &listen, &cluster)?;
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(engine.speculation.defaults());
-        request_defaults.extend(server.requests.defaults()?);
+        let RequestDefaults { fields, flags: request_default_flags } = server.requests.defaults()?;
+        request_defaults.extend(fields);
         if server.log.shows_verbose() {
             request_defaults.entry("verbose").or_insert(true.into());
         }
@@ -226,6 +231,7 @@ impl Config {
                 rates: server.limits.rates(),
                 max_tokens,
                 request_defaults,
+                request_default_flags,
                 vertex: server.vertex.config(),
                 cluster,
                 allow_mod_upload: server.allow_mod_upload,

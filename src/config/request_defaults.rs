@@ -7,6 +7,7 @@ use super::flag_values::{OnOff, OnOffAuto};
 use crate::events::shortest_f64;
 use clap::Args;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// Default values of requests.
@@ -33,13 +34,13 @@ pub struct RequestFlags {
     #[arg(long, env = "THUNDER_TOP_K", value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<i32>,
     /// Cumulative probability of the most probable tokens to sample from, 0 to 1; default: 0.95
-    #[arg(long, env = "THUNDER_TOP_P", value_name = "P")]
+    #[arg(long, env = "THUNDER_TOP_P", value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Minimum probability of a token relative to the most probable one; default: 0.05
-    #[arg(long, env = "THUNDER_MIN_P", value_name = "P")]
+    #[arg(long, env = "THUNDER_MIN_P", value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Penalty on repeated tokens; 1 for none; default: 1
-    #[arg(long, env = "THUNDER_REPEAT_PENALTY", value_name = "X")]
+    #[arg(long, env = "THUNDER_REPEAT_PENALTY", value_name = "X", allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,
     /// Number of last tokens that the penalties consider; default: 64
     #[arg(long, env = "THUNDER_REPEAT_LAST_N", value_name = "N", allow_negative_numbers = true)]
@@ -91,50 +92,51 @@ pub struct RequestFlags {
 /// llama-server's less common sampling flags, hidden from the help because `--parameter` replaces them.
 #[derive(Debug, Clone, Args)]
 pub struct HiddenSamplingFlags {
-    #[arg(long, alias = "typical", hide = true)]
+    #[arg(long, alias = "typical", hide = true, allow_negative_numbers = true)]
     typical_p: Option<f32>,
     #[arg(long, alias = "top-nsigma", hide = true, allow_negative_numbers = true)]
     top_n_sigma: Option<f32>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     xtc_probability: Option<f32>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     xtc_threshold: Option<f32>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     dry_multiplier: Option<f32>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     dry_base: Option<f32>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     dry_allowed_length: Option<i32>,
     #[arg(long, hide = true, allow_negative_numbers = true)]
     dry_penalty_last_n: Option<i32>,
     #[arg(long = "dry-sequence-breaker", hide = true)]
     dry_sequence_breakers: Vec<String>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     dynatemp_range: Option<f32>,
-    #[arg(long = "dynatemp-exp", hide = true)]
+    #[arg(long = "dynatemp-exp", hide = true, allow_negative_numbers = true)]
     dynatemp_exponent: Option<f32>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     mirostat: Option<i32>,
-    #[arg(long = "mirostat-ent", hide = true)]
+    #[arg(long = "mirostat-ent", hide = true, allow_negative_numbers = true)]
     mirostat_tau: Option<f32>,
-    #[arg(long = "mirostat-lr", hide = true)]
+    #[arg(long = "mirostat-lr", hide = true, allow_negative_numbers = true)]
     mirostat_eta: Option<f32>,
     #[arg(long, hide = true, allow_negative_numbers = true)]
     adaptive_target: Option<f32>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     adaptive_decay: Option<f32>,
     /// Names of the sampler stages in order, separated by semicolons.
     #[arg(long, hide = true)]
     samplers: Option<String>,
     #[arg(long = "sampler-seq", alias = "sampling-seq", hide = true)]
     sampler_letters: Option<String>,
-    #[arg(long, hide = true)]
+    // Of the flags for a grammar or a schema, the last one applies, as in llama-server.
+    #[arg(long, hide = true, overrides_with_all = ["grammar_file", "json_schema", "json_schema_file"])]
     grammar: Option<String>,
-    #[arg(long, hide = true, conflicts_with = "grammar")]
+    #[arg(long, hide = true, overrides_with_all = ["json_schema", "json_schema_file"])]
     grammar_file: Option<PathBuf>,
-    #[arg(short = 'j', long, hide = true)]
+    #[arg(short = 'j', long, hide = true, overrides_with = "json_schema_file")]
     json_schema: Option<String>,
-    #[arg(long, hide = true, conflicts_with = "json_schema")]
+    #[arg(long, hide = true)]
     json_schema_file: Option<PathBuf>,
     /// Stop strings.
     #[arg(short = 'r', long = "reverse-prompt", hide = true)]
@@ -149,12 +151,14 @@ pub struct HiddenSamplingFlags {
 
 /// A token and the bias of its logit, as `15043+1` or `15043-0.5`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct TokenBias(u32, f32);
+struct TokenBias(i32, f32);
 
 impl std::str::FromStr for TokenBias {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parsed_bias = text.find(['+', '-']).and_then(|sign| {
+        // The first character may be the sign of a negative id, which llama-server accepts and ignores.
+        let sign = text.char_indices().skip(1).find(|(_, character)| ['+', '-'].contains(character));
+        let parsed_bias = sign.and_then(|(sign, _)| {
             let bias = text[sign..].parse().ok().filter(|bias: &f32| !bias.is_nan())?;
             Some(Self(text[..sign].parse().ok()?, bias))
         });
@@ -162,88 +166,119 @@ impl std::str::FromStr for TokenBias {
     }
 }
 
+/// Default fields of requests.
+#[derive(Default)]
+pub(super) struct RequestDefaults {
+    /// Values by JSON name.
+    pub(super) fields: Map<String, Value>,
+    /// Flags that set the values, by JSON name.
+    pub(super) flags: HashMap<String, &'static str>,
+}
+
+impl RequestDefaults {
+    /// Sets a field unless the value is null.
+    fn set(&mut self, flag: &'static str, name: &str, value: Value) {
+        if !value.is_null() {
+            self.fields.insert(name.to_owned(), value);
+            self.flags.insert(name.to_owned(), flag);
+        }
+    }
+}
+
 impl RequestFlags {
-    /// Returns the default fields of requests, by their JSON names.
-    pub(super) fn defaults(&self) -> Result<Map<String, Value>, ConfigError> {
-        let mut fields = Map::new();
-        let mut set = |name: &str, value: Value| {
-            if !value.is_null() {
-                fields.insert(name.to_owned(), value);
-            }
-        };
-        set("n_predict", json!(self.predict));
-        set("seed", json!(self.seed));
-        set("temperature", number(self.temperature));
-        set("top_k", json!(self.top_k));
-        set("top_p", number(self.top_p));
-        set("min_p", number(self.min_p));
-        set("repeat_penalty", number(self.repeat_penalty));
-        set("repeat_last_n", json!(self.repeat_last_n));
-        set("presence_penalty", number(self.presence_penalty));
-        set("frequency_penalty", number(self.frequency_penalty));
-        set("ignore_eos", json!(self.ignore_eos.then_some(true)));
-        set("n_keep", json!(self.keep));
-        set("enable_thinking", json!(self.reasoning.and_then(OnOffAuto::as_bool)));
-        set("reasoning_effort", json!(self.reasoning_effort.as_deref().filter(|level| *level != "default")));
-        set("reasoning_format", json!(self.reasoning_format));
-        set("continue_final_message", json!((self.prefill_assistant == OnOff::Off).then_some(false)));
-        set("reasoning_budget", json!(self.reasoning_budget));
-        set("reasoning_budget_message", json!(self.reasoning_budget_message));
+    /// Returns the default fields of requests.
+    pub(super) fn defaults(&self) -> Result<RequestDefaults, ConfigError> {
+        let mut defaults = RequestDefaults::default();
+        let mut set = |flag, name, value| defaults.set(flag, name, value);
+        set("--predict", "n_predict", json!(self.predict));
+        set("--seed", "seed", json!(self.seed));
+        set("--temp", "temperature", number(self.temperature));
+        set("--top-k", "top_k", json!(self.top_k));
+        set("--top-p", "top_p", number(self.top_p));
+        set("--min-p", "min_p", number(self.min_p));
+        set("--repeat-penalty", "repeat_penalty", number(self.repeat_penalty));
+        set("--repeat-last-n", "repeat_last_n", json!(self.repeat_last_n));
+        set("--presence-penalty", "presence_penalty", number(self.presence_penalty));
+        set("--frequency-penalty", "frequency_penalty", number(self.frequency_penalty));
+        set("--ignore-eos", "ignore_eos", json!(self.ignore_eos.then_some(true)));
+        set("--keep", "n_keep", json!(self.keep));
+        set("--reasoning", "enable_thinking", json!(self.reasoning.and_then(OnOffAuto::as_bool)));
+        set(
+            "--reasoning-effort",
+            "reasoning_effort",
+            json!(self.reasoning_effort.as_deref().filter(|level| *level != "default")),
+        );
+        set("--reasoning-format", "reasoning_format", json!(self.reasoning_format));
+        set(
+            "--prefill-assistant",
+            "continue_final_message",
+            json!((self.prefill_assistant == OnOff::Off).then_some(false)),
+        );
+        set("--reasoning-budget", "reasoning_budget", json!(self.reasoning_budget));
+        set("--reasoning-budget-message", "reasoning_budget_message", json!(self.reasoning_budget_message));
         if let Some(variables) = &self.chat_template_kwargs {
             let variables = parse_json("--chat-template-kwargs", variables)?;
             if !variables.is_object() {
                 let text = variables.to_string();
                 return Err(ConfigError::Parameter { flag: "--chat-template-kwargs", text });
             }
-            set("chat_template_kwargs", variables);
+            set("--chat-template-kwargs", "chat_template_kwargs", variables);
         }
-        let further = &self.further;
-        set("typical_p", number(further.typical_p));
-        set("top_n_sigma", number(further.top_n_sigma));
-        set("xtc_probability", number(further.xtc_probability));
-        set("xtc_threshold", number(further.xtc_threshold));
-        set("dry_multiplier", number(further.dry_multiplier));
-        set("dry_base", number(further.dry_base));
-        set("dry_allowed_length", json!(further.dry_allowed_length));
-        set("dry_penalty_last_n", json!(further.dry_penalty_last_n));
-        set("dynatemp_range", number(further.dynatemp_range));
-        set("dynatemp_exponent", number(further.dynatemp_exponent));
-        set("mirostat", json!(further.mirostat));
-        set("mirostat_tau", number(further.mirostat_tau));
-        set("mirostat_eta", number(further.mirostat_eta));
-        set("adaptive_target", number(further.adaptive_target));
-        set("adaptive_decay", number(further.adaptive_decay));
-        set("samplers", json!(further.sampler_letters));
-        set("samplers", json!(further.samplers.as_ref().map(|names| names.split(';').collect::<Vec<_>>())));
-        if !further.dry_sequence_breakers.is_empty() {
-            let breakers = further.dry_sequence_breakers.iter().filter(|text| *text != "none").collect::<Vec<_>>();
-            set("dry_sequence_breakers", json!(breakers));
-        }
-        set("stop", json!(Some(&further.stop).filter(|stop| !stop.is_empty())));
-        let biases = further.logit_bias.iter().map(|TokenBias(token, bias)| {
-            // JSON has no infinity; in a request, false bans a token.
-            let bias = if *bias == f32::NEG_INFINITY { json!(false) } else { number(Some(bias.min(f32::MAX))) };
-            json!([token, bias])
-        });
-        let biases = biases.collect::<Vec<_>>();
-        set("logit_bias", json!(Some(biases).filter(|biases| !biases.is_empty())));
-        set("spm_infill", json!(further.spm_infill.then_some(true)));
-        set("embd_normalize", json!(further.embd_normalize));
-        set(
-            "grammar",
-            json!(text_or_file("--grammar-file", further.grammar.as_ref(), further.grammar_file.as_deref())?),
-        );
-        let schema =
-            text_or_file("--json-schema-file", further.json_schema.as_ref(), further.json_schema_file.as_deref())?;
-        set("json_schema", schema.map_or(Ok(Value::Null), |schema| parse_json("--json-schema", &schema))?);
+        self.further.add_defaults(&mut defaults)?;
         for parameter in &self.parameters {
             let (name, value) = parameter
                 .split_once('=')
                 .filter(|(name, _)| !name.trim().is_empty())
                 .ok_or_else(|| ConfigError::Parameter { flag: "--parameter", text: parameter.clone() })?;
-            set(name.trim(), parse_json("--parameter", value)?);
+            defaults.set("--parameter", name.trim(), parse_json("--parameter", value)?);
         }
-        Ok(fields)
+        Ok(defaults)
+    }
+}
+
+impl HiddenSamplingFlags {
+    fn add_defaults(&self, defaults: &mut RequestDefaults) -> Result<(), ConfigError> {
+        let mut set = |flag, name, value| defaults.set(flag, name, value);
+        set("--typical-p", "typical_p", number(self.typical_p));
+        set("--top-n-sigma", "top_n_sigma", number(self.top_n_sigma));
+        set("--xtc-probability", "xtc_probability", number(self.xtc_probability));
+        set("--xtc-threshold", "xtc_threshold", number(self.xtc_threshold));
+        set("--dry-multiplier", "dry_multiplier", number(self.dry_multiplier));
+        set("--dry-base", "dry_base", number(self.dry_base));
+        set("--dry-allowed-length", "dry_allowed_length", json!(self.dry_allowed_length));
+        set("--dry-penalty-last-n", "dry_penalty_last_n", json!(self.dry_penalty_last_n));
+        set("--dynatemp-range", "dynatemp_range", number(self.dynatemp_range));
+        set("--dynatemp-exp", "dynatemp_exponent", number(self.dynatemp_exponent));
+        set("--mirostat", "mirostat", json!(self.mirostat));
+        set("--mirostat-ent", "mirostat_tau", number(self.mirostat_tau));
+        set("--mirostat-lr", "mirostat_eta", number(self.mirostat_eta));
+        set("--adaptive-target", "adaptive_target", number(self.adaptive_target));
+        set("--adaptive-decay", "adaptive_decay", number(self.adaptive_decay));
+        set("--sampler-seq", "samplers", json!(self.sampler_letters));
+        set("--samplers", "samplers", json!(self.samplers.as_ref().map(|names| names.split(';').collect::<Vec<_>>())));
+        if !self.dry_sequence_breakers.is_empty() {
+            let breakers = self.dry_sequence_breakers.iter().filter(|text| *text != "none").collect::<Vec<_>>();
+            set("--dry-sequence-breaker", "dry_sequence_breakers", json!(breakers));
+        }
+        set("--reverse-prompt", "stop", json!(Some(&self.stop).filter(|stop| !stop.is_empty())));
+        let biases = self.logit_bias.iter().map(|TokenBias(token, bias)| {
+            // JSON has no infinity; in a request, false bans a token.
+            let bias = if *bias == f32::NEG_INFINITY { json!(false) } else { number(Some(bias.min(f32::MAX))) };
+            json!([token, bias])
+        });
+        let biases = biases.collect::<Vec<_>>();
+        set("--logit-bias", "logit_bias", json!(Some(biases).filter(|biases| !biases.is_empty())));
+        set("--spm-infill", "spm_infill", json!(self.spm_infill.then_some(true)));
+        set("--embd-normalize", "embd_normalize", json!(self.embd_normalize));
+        let grammar = text_or_file("--grammar", self.grammar.as_ref(), "--grammar-file", self.grammar_file.as_deref())?;
+        if let Some((flag, text)) = grammar {
+            set(flag, "grammar", text.into());
+        }
+        let (schema, file) = (self.json_schema.as_ref(), self.json_schema_file.as_deref());
+        if let Some((flag, text)) = text_or_file("--json-schema", schema, "--json-schema-file", file)? {
+            set(flag, "json_schema", parse_json("--json-schema", &text)?);
+        }
+        Ok(())
     }
 }
 
@@ -255,11 +290,16 @@ fn parse_json(flag: &'static str, text: &str) -> Result<Value, ConfigError> {
     serde_json::from_str(text).map_err(|_| ConfigError::Parameter { flag, text: text.to_owned() })
 }
 
-/// Returns the contents of a file if one is given, else the text.
-fn text_or_file(flag: &'static str, text: Option<&String>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
-    let Some(path) = file else { return Ok(text.cloned()) };
-    std::fs::read_to_string(path).map(Some).map_err(|source| ConfigError::File {
-        flag,
+/// Returns the contents of a file if one is given, else the text, with the flag that sets it.
+fn text_or_file(
+    flag: &'static str,
+    text: Option<&String>,
+    file_flag: &'static str,
+    file: Option<&Path>,
+) -> Result<Option<(&'static str, String)>, ConfigError> {
+    let Some(path) = file else { return Ok(text.map(|text| (flag, text.clone()))) };
+    std::fs::read_to_string(path).map(|text| Some((file_flag, text))).map_err(|source| ConfigError::File {
+        flag: file_flag,
         path: path.display().to_string(),
         source,
     })

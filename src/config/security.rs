@@ -174,10 +174,10 @@ impl KeyHash {
 }
 
 impl SecurityConfig {
-    /// Returns true if pages of this origin may call the API.
+    /// Returns true if pages of all origins may call the API.
     #[must_use]
-    pub fn allows_origin(&self, origin: &str) -> bool {
-        self.lists_origin(origin) || self.cors_origins.iter().any(|allowed| allowed == "*")
+    pub fn allows_any_origin(&self) -> bool {
+        self.cors_origins.iter().any(|allowed| allowed == "*")
     }
 
     /// Returns true if pages of this origin may also use the login of the dashboard: it is listed, not only permitted by

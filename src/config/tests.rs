@@ -93,6 +93,7 @@ fn errors_name_the_flag_and_the_range() {
         (["--parallel", "0"], "--parallel must be between 1 and 256, got 0"),
         (["--ctx-size", "8"], "--ctx-size must be at least 16 tokens for each slot (--parallel), got 8"),
         (["--model", "/nowhere.gguf"], "no model file at /nowhere.gguf"),
+        (["--host", "/run/thunder.sock"], "Unix sockets are not supported"),
         (["--database-url", "mysql://x"], "postgres://"),
         (["--cors-origin", "example.org"], "scheme and host"),
         (["--max-body", "12Q"], "is not a size"),
@@ -220,6 +221,36 @@ fn context_flags_become_request_defaults() {
     assert_eq!(config(&["--cache-ram", "-1"]).unwrap().engine.cache.cache_ram_bytes, usize::MAX);
     let reuse = config(&["--cache-reuse", "64", "--cache-prompt=off"]).unwrap().server.request_defaults;
     assert_eq!((&reuse["n_cache_reuse"], &reuse["cache_prompt"]), (&serde_json::json!(64), &serde_json::json!(false)));
+}
+
+#[test]
+fn default_of_requests_has_the_flag_that_set_it() {
+    let file = std::env::temp_dir().join(format!("thunder-grammar-{:032x}", system::random::<u128>()));
+    std::fs::write(&file, "root ::= \"a\"").unwrap();
+    let path = file.to_str().unwrap();
+    let words = ["--parameter", "temperature=-3", "--sampler-seq", "k", "-n", "-2", "--min-p", "-1", "-l=-5+1"];
+    let server = config(&[&words[..], &["--grammar-file", path]].concat()).unwrap().server;
+    for (field, flag) in [
+        ("temperature", "--parameter"),
+        ("samplers", "--sampler-seq"),
+        ("n_predict", "--predict"),
+        ("min_p", "--min-p"),
+        ("logit_bias", "--logit-bias"),
+        ("grammar", "--grammar-file"),
+    ] {
+        assert_eq!(server.request_default_flags.get(field), Some(&flag), "{field}");
+        assert!(server.request_defaults.contains_key(field), "{field}");
+    }
+    // The last of these flags applies.
+    let flags =
+        [["--grammar", "root ::= \"b\""], ["--grammar-file", path], ["-j", "{}"], ["--json-schema-file", "/nowhere"]];
+    for (first, last) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (3, 0), (3, 1), (3, 2)] {
+        let server = config(&[flags[first], flags[last]].concat()).unwrap().server;
+        let set = ["grammar", "json_schema"].map(|field| server.request_defaults.contains_key(field));
+        assert_eq!(set, [last < 2, last == 2], "{first} {last}");
+    }
+    assert!(config(&["-j", "{}", "--json-schema-file", "/nowhere"]).unwrap_err().contains("--json-schema-file"));
+    std::fs::remove_file(&file).unwrap();
 }
 
 #[test]

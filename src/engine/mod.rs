@@ -46,7 +46,7 @@ pub use output::{
     TextDelta,
 };
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
-pub use run::dispatch::ModHealth;
+pub use run::mod_health::ModHealth;
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 pub use submit::recorded_parameters::recorded_parameter;
 
@@ -240,6 +240,12 @@ impl Engine {
         }
         let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Announces [`Engine::stop`]: runs whose clients disconnect from now on end because of the shutdown, because the
+    /// server closes the connections itself.
+    pub fn announce_stop(&self) {
+        self.inner.status.set_stopping();
     }
 
     /// Ends all runs and waits for the decode thread. When this returns, the recorder has received every signal.

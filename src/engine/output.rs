@@ -1,6 +1,6 @@
 //! Outputs of a run to the API that submitted it.
 
-use crate::events::{Alternative, FinishReason, RunEnd, TokenMeasurement};
+use crate::events::{Alternative, FinishReason, RunEnd, TokenId, TokenMeasurement};
 use crate::model::llama::AttentionRow;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -69,6 +69,8 @@ pub struct RunMetrics {
     slot: AtomicU32,
     /// Timing of the prompt, once it is decoded.
     pub prompt: OnceLock<PromptTiming>,
+    /// Generated tokens after the end of the answer's text: those of a stop string. Set before the end, if there are any.
+    pub tokens_after_text: OnceLock<Vec<TokenId>>,
 }
 
 impl RunMetrics {
@@ -104,6 +106,8 @@ pub struct RunProgress {
     pub generated: u32,
     /// Activity of the run.
     pub activity: RunActivity,
+    /// True if a client has paused the run, with or without a slot.
+    pub is_paused: bool,
     /// Time since the request, without pauses.
     pub active_time: Duration,
 }

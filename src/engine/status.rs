@@ -21,6 +21,7 @@ pub struct EngineStatus {
     queued: AtomicU32,
     slots: Vec<SlotStatus>,
     latencies: Latencies,
+    is_stopping: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -171,7 +172,17 @@ impl EngineStatus {
             queued: AtomicU32::new(0),
             slots: (0..slots).map(|_| SlotStatus::default()).collect(),
             latencies: Latencies::new(),
+            is_stopping: AtomicBool::new(false),
         }
+    }
+
+    /// Returns true after [`Engine::announce_stop`](super::Engine::announce_stop).
+    pub(super) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Relaxed)
+    }
+
+    pub(super) fn set_stopping(&self) {
+        self.is_stopping.store(true, Relaxed);
     }
 
     /// Returns the latencies of runs and mod calls.

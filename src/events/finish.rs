@@ -183,6 +183,23 @@ pub struct Finish {
     /// Drafts of speculative decoding.
     #[serde(default)]
     pub drafts: DraftUsage,
+    /// Mods with failed calls, in the order in which they are called.
+    #[serde(default)]
+    pub mod_failures: Vec<ModFailures>,
+}
+
+/// Failed calls of a mod in a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ModFailures {
+    /// Name of the mod.
+    #[serde(rename = "mod")]
+    pub mod_name: String,
+    /// Calls of the mod.
+    pub calls: u32,
+    /// Calls that failed.
+    pub failed: u32,
+    /// Message of the last failed call.
+    pub message: String,
 }
 
 /// Drafts of speculative decoding in a run.
@@ -240,6 +257,7 @@ impl RunEnd {
             evicted_tokens: 0,
             evicted: Vec::new(),
             drafts: DraftUsage::default(),
+            mod_failures: Vec::new(),
         };
         Self { completed_at, status: RunStatus::Failed, finish }
     }

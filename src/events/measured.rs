@@ -58,6 +58,10 @@ pub struct Measurements {
     /// `Added`: the last of these tokens ends the generation and is not part of the answer's text or token count.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_generation: bool,
+    /// `Added` without tokens, the last event of a run: number of tokens at the end of the sequence that are not part of
+    /// the answer, because a mod held them back.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub discarded: u32,
     /// Microseconds since the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elapsed_us: Option<u64>,
@@ -201,6 +205,7 @@ impl Measurements {
             evicted,
             note,
             ends_generation,
+            discarded,
             elapsed_us,
         } = self;
         position.is_none()
@@ -218,6 +223,7 @@ impl Measurements {
             && evicted.is_none()
             && note.is_none()
             && !ends_generation
+            && *discarded == 0
             && elapsed_us.is_none()
     }
 }

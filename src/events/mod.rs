@@ -24,7 +24,7 @@ mod tenant;
 pub use action::{ActionRecord, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
-pub use finish::{DraftUsage, EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, Usage};
+pub use finish::{DraftUsage, EndCause, EvictedMessage, Fault, Finish, FinishReason, ModFailures, RunEnd, Usage};
 pub use float::shortest_f64;
 pub use histogram::{Histogram, HistogramCounts};
 pub use image::{ImageFile, ImageRecord, ImageTile, hex};

@@ -21,9 +21,9 @@ mod schema_check;
 pub use action::{Action, LogitEdit, tool_calls_of};
 pub use call::{Call, CallEvent, EventSet, ModException, ModLogLine, PromptImage, Reply, ReplySender, RunView};
 pub use registry::{
-    CallFailure, CallStats, FolderWatch, ImportRetry, InvalidUpload, ModDescription, ModFolder, ModInfo, ModOrigin,
-    ModProblem, ModRef, ModRegistry, ModSource, ModUpload, ModUse, NameTaken, RegisteredVersion, SelectedMod,
-    UnknownMod, WithSource, source_store, version_of,
+    CallFailure, CallStats, FolderWatch, ImportRetry, InvalidUpload, LocalSource, ModDescription, ModFolder, ModInfo,
+    ModOrigin, ModProblem, ModRef, ModRegistry, ModSource, ModUpload, ModUse, NameTaken, RegisteredVersion,
+    SelectedMod, UnknownMod, WithSource, source_store, version_of,
 };
 
 pub use replay::{ActionDetails, RecordedSequence, ReplayLimits, ReplayedReply};
@@ -41,13 +41,13 @@ pub trait ModFactory: Send + Sync {
         true
     }
 
-    /// Returns the SHA-256 of the source in hexadecimal, if the source can be shown.
+    /// Returns the hash of this version, [`ModUpload::hash`], if the source can be shown.
     fn source_hash(&self) -> Option<String> {
         None
     }
 
-    /// Returns the source: a text, or an object from path to text.
-    fn source_text(&self) -> Option<Value> {
+    /// Returns the upload that registers this version, with its source, if the source can be shown.
+    fn upload(&self) -> Option<&ModUpload> {
         None
     }
 

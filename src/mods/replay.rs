@@ -94,6 +94,8 @@ impl RecordedSequence {
         self.apply_winner();
         self.newest = Some(event.event_type);
         let measured = event.measured.as_deref();
+        // The event of discarded tokens is the last, and not offered to mods.
+        self.has_ended |= measured.is_some_and(|measured| measured.discarded > 0);
         for &(from, to) in measured.and_then(|it| it.evicted.as_ref()).map_or(&[][..], |it| &it.ranges).iter().rev() {
             let (from, to) = (from as usize, (to as usize).min(self.tokens.len()));
             if from < to {

@@ -231,13 +231,27 @@ impl Validator<'_> {
         for every in part("allOf").into_iter().flatten() {
             self.value(value, every, at, depth + 1)?;
         }
-        if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| matches(&part))) {
-            return Err(format!(
-                "{} must match one of {} schemas but matches none, got {}",
-                subject(at),
-                parts.len(),
-                excerpt(value)
-            ));
+        if let Some(parts) = part("anyOf") {
+            let mut errors = Vec::new();
+            let is_match = parts.iter().any(|part| {
+                let error = self.value(value, part, at, depth + 1).err();
+                let is_match = error.is_none();
+                errors.extend(error.filter(|_| part["type"] != "null"));
+                is_match
+            });
+            match &mut errors[..] {
+                _ if is_match => {}
+                // A schema that also permits null. Its error may name a nested field.
+                [only] => return Err(std::mem::take(only)),
+                _ => {
+                    return Err(format!(
+                        "{} must match one of {} schemas but matches none, got {}",
+                        subject(at),
+                        parts.len(),
+                        excerpt(value)
+                    ));
+                }
+            }
         }
         if let Some(parts) = part("oneOf") {
             let count = parts.iter().filter(matches).count();

@@ -3,7 +3,7 @@
 
 use super::error::RUN_ID;
 use super::{App, with_request_id};
-use crate::events::system;
+use crate::events::{RunId, system};
 use axum::body::{Body, Bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -11,6 +11,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -27,6 +28,17 @@ const NO_ROUTE: &str = "other";
 
 /// Routes of health checks.
 const HEALTH: [&str; 3] = ["/healthz", "/health", "/v1/health"];
+
+tokio::task_local! {
+    /// First run that the current request has started.
+    static STARTED_RUN: Arc<OnceLock<RunId>>;
+}
+
+/// Notes a run that the current request has started. The log has it even if the client disconnects before the response.
+pub(crate) fn note_started_run(run: RunId) {
+    // Fails for a further run, and outside of a request.
+    let _ = STARTED_RUN.try_with(|started| started.set(run));
+}
 
 /// Label of the caller's key; an extension of the response.
 #[derive(Debug, Clone)]
@@ -52,9 +64,11 @@ pub(crate) async fn log_request(State(app): State<App>, request: Request, next: 
         status: None,
         key: None,
         run_id: None,
+        started_run: Arc::default(),
         is_complete: request.method() == Method::HEAD,
     };
-    let mut response = with_request_id(id.clone(), next.run(request)).await;
+    let started_run = Arc::clone(&record.started_run);
+    let mut response = STARTED_RUN.scope(started_run, with_request_id(id.clone(), next.run(request))).await;
     record.status = Some(response.status().as_u16());
     record.key = response.extensions_mut().remove::<KeyLabel>().map(|KeyLabel(label)| label);
     record.run_id = response.headers().get(RUN_ID).and_then(|id| Some(id.to_str().ok()?.to_owned()));
@@ -94,7 +108,10 @@ struct AccessRecord {
     /// `None` until the response begins.
     status: Option<u16>,
     key: Option<String>,
+    /// Run of the response.
     run_id: Option<String>,
+    /// First run that the request has started, for a client that disconnects before the response.
+    started_run: Arc<OnceLock<RunId>>,
     /// True after the end of the response.
     is_complete: bool,
 }
@@ -103,6 +120,7 @@ impl Drop for AccessRecord {
     fn drop(&mut self) {
         let elapsed = self.started_at.elapsed();
         let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
+        let run_id = self.run_id.take().or_else(|| self.started_run.get().map(RunId::to_string));
         self.app.requests().add(&self.route, self.method, status, elapsed);
         macro_rules! log {
             ($level:ident) => {
@@ -113,7 +131,7 @@ impl Drop for AccessRecord {
                     status,
                     elapsed_ms = elapsed.as_micros() as f64 / 1000.0,
                     key = self.key.as_deref(),
-                    run_id = self.run_id.as_deref(),
+                    run_id = run_id.as_deref(),
                     request_id = self.request_id,
                     complete = self.is_complete,
                     "request"

@@ -68,6 +68,7 @@ impl Listeners {
         tokio::pin!(all_ended);
         if tokio::time::timeout(grace, &mut all_ended).await.is_err() {
             tracing::warn!(grace_s = grace.as_secs(), "grace period over, ending active runs");
+            app.models().announce_stop();
             app.set_state(ServerState::Stopped);
             if tokio::time::timeout(LAST_WRITE_TIMEOUT, all_ended).await.is_err() {
                 tracing::debug!("connections still open at exit");

@@ -1,19 +1,22 @@
 //! Login of browsers. The login page exchanges the key for a cookie that scripts and other sites cannot use.
 //!
-//! The cookie is derived from the key's hash and a secret in the database: it is valid on every server of that database
-//! while the key is configured there, and does not reveal the key.
+//! The cookie contains the time at which it expires, and a code of this time and the key's hash with a secret in the
+//! database (HMAC). It is valid on every server of that database while the key is configured there, and does not reveal
+//! the key. No server stores logins, so a logout only removes the cookie from the browser.
 
-use super::{Access, App, Protocol, base};
+use super::{Access, App, LoginForm, LoginPage, Protocol, base};
 use crate::config::{KeyHash, SecurityConfig};
 use crate::events::hex;
 use crate::store::Store;
-use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Form, FromRequest, Query, Request, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
-use axum::response::{Html, IntoResponse, Redirect, Response};
-use axum::routing::get;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use chrono::{DateTime, Utc};
+use hmac::{Hmac, KeyInit, Mac};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -22,16 +25,19 @@ use subtle::ConstantTimeEq;
 use tokio::time::timeout;
 
 pub(crate) const PATH: &str = "/login";
+const LOGOUT_PATH: &str = "/logout";
 const COOKIE: &str = "thunder_session";
+/// Time after which a login expires. Use does not renew it, so a stolen cookie expires, too.
+const LIFETIME: Duration = Duration::from_hours(30 * 24);
+/// Header with the label of the key with which the browser has logged in. Only [`set_label`] sets it.
+const LABEL: HeaderName = HeaderName::from_static("x-thunder-login");
 /// Maximum body size of a login. It is read before the client is authenticated, so it is smaller than `--max-body`.
 const MAX_BODY_BYTES: usize = 16 << 10;
 /// Maximum time for the body of a login to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Content-Security-Policy of the login page, which contains only a form.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// The secret that cookies are derived from; empty until it is read. All servers of the database have the same one, so a
-/// login is valid on all of them.
+/// The secret of the cookies; empty until it is read. All servers of the database have the same one, so a login is valid
+/// on all of them.
 static SECRET: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Query of the login page.
@@ -46,10 +52,11 @@ struct Login {
     next: Option<String>,
 }
 
-/// Returns the login page.
-pub(crate) fn protocol() -> Protocol {
-    let routes = Router::new().route(PATH, get(page).post(log_in)).layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
-    Protocol::native(&[PATH]).routes(Access::Public, routes)
+/// Returns the login page and the routes of login and logout.
+pub(crate) fn protocol(page: LoginPage) -> Protocol {
+    let routes = Router::new().route(PATH, get(show).post(log_in)).route(LOGOUT_PATH, post(log_out));
+    let routes = routes.layer(Extension(page)).layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
+    Protocol::native(&[PATH, LOGOUT_PATH]).routes(Access::Public, routes)
 }
 
 /// Returns the address of the login page, which redirects to `uri` after the login.
@@ -80,75 +87,104 @@ fn local_path(next: Option<&str>) -> &str {
     next.filter(is_local).unwrap_or("/")
 }
 
-async fn page(State(app): State<App>, Query(Destination { next }): Query<Destination>, headers: HeaderMap) -> Response {
+async fn show(
+    State(app): State<App>,
+    Extension(page): Extension<LoginPage>,
+    Query(Destination { next }): Query<Destination>,
+    headers: HeaderMap,
+) -> Response {
     let next = local_path(next.as_deref());
     if app.credentials().security.keys.is_empty() {
         return Redirect::to(next).into_response();
     }
-    form(base(&headers), next, "")
+    page(&headers, LoginForm { next, error: "" })
 }
 
 async fn log_in(
     State(app): State<App>,
+    Extension(page): Extension<LoginPage>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     request: Request,
 ) -> Response {
-    let base = base(&headers);
     // Check the rate limit before the body and the key, so that rejected attempts cost little and do not reveal whether a
     // key is valid.
     if let Err(error) = app.rate_limits().check_login(peer) {
-        let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
-        return (error.status(), form(base, "/", &notice)).into_response();
+        let notice = format!("{}.", error.problem().detail);
+        return (error.status(), page(&headers, LoginForm { next: "/", error: &notice })).into_response();
     }
     let login: Login = match timeout(BODY_TIMEOUT, Form::from_request(request, &())).await {
         Ok(Ok(Form(login))) => login,
         Ok(Err(rejection)) => return rejection.into_response(),
         Err(_) => {
-            let notice = "<p role=\"alert\">The key did not arrive in time. Try again.</p>";
-            return (StatusCode::REQUEST_TIMEOUT, form(base, "/", notice)).into_response();
+            let form = LoginForm { next: "/", error: "The key did not arrive in time. Try again." };
+            return (StatusCode::REQUEST_TIMEOUT, page(&headers, form)).into_response();
         }
     };
     let next = local_path(login.next.as_deref());
     let credentials = app.credentials();
-    let Some(key) = credentials.security.find_key(login.key.trim()) else {
-        let notice = "<p role=\"alert\">Unknown API key.</p>";
-        return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
+    let security = &credentials.security;
+    let Some(key) = security.find_key(login.key.trim()) else {
+        let (status, error) = match security.find_ingest_key(login.key.trim()) {
+            Some(_) => {
+                (StatusCode::FORBIDDEN, "This key only permits sending traces. Enter a key without this restriction.")
+            }
+            None => (StatusCode::UNAUTHORIZED, "Unknown API key. Enter an API key of this server."),
+        };
+        return (status, page(&headers, LoginForm { next, error })).into_response();
     };
-    let Some(token) = token(key) else {
-        let notice = "<p role=\"alert\">The server is starting. Try again in a moment.</p>";
-        return (StatusCode::SERVICE_UNAVAILABLE, form(base, next, notice)).into_response();
+    let Some(token) = token(key, (app.now() + LIFETIME).timestamp()) else {
+        let form = LoginForm { next, error: "The server is starting. Try again in a moment." };
+        return (StatusCode::SERVICE_UNAVAILABLE, page(&headers, form)).into_response();
     };
-    let secure = if credentials.tls.is_some() { "; Secure" } else { "" };
+    ([(header::SET_COOKIE, cookie(&app, base(&headers), &token, LIFETIME))], Redirect::to(next)).into_response()
+}
+
+/// Removes the cookie from the browser, with the pages and the values that it has stored.
+async fn log_out(State(app): State<App>, headers: HeaderMap) -> Response {
+    let base = base(&headers);
+    // Below a prefix, the storage also contains the data of the other programs at this address.
+    let data = if base.is_empty() { r#""cache", "storage""# } else { r#""cache""# };
+    let cookie = cookie(&app, base, "", Duration::ZERO);
+    let clear = (HeaderName::from_static("clear-site-data"), data.to_owned());
+    ([(header::SET_COOKIE, cookie), clear], Redirect::to(PATH)).into_response()
+}
+
+/// Returns the header that sets the login cookie, or removes it with a `max_age` of zero.
+fn cookie(app: &App, base: &str, token: &str, max_age: Duration) -> String {
+    let secure = if app.credentials().tls.is_some() { "; Secure" } else { "" };
     let path = if base.is_empty() { "/" } else { base };
-    let cookie = format!("{COOKIE}={token}; Path={path}; HttpOnly; SameSite=Strict{secure}");
-    ([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response()
+    format!("{COOKIE}={token}; Path={path}; Max-Age={}; HttpOnly; SameSite=Strict{secure}", max_age.as_secs())
 }
 
-fn form(base: &str, next: &str, notice: &str) -> Response {
-    let next = next.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;");
-    let page = Html(format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <meta name=\"color-scheme\" content=\"light dark\"><title>Thunder: log in</title><h1>Thunder</h1>{notice}\
-         <form method=\"post\" action=\"{base}{PATH}\"><input type=\"hidden\" name=\"next\" value=\"{next}\">\
-         <label>API key <input type=\"password\" name=\"key\" autocomplete=\"current-password\" required autofocus></label> \
-         <button>Log in</button></form></html>"
-    ));
-    // Without a referrer a browser sends "null" as the form's origin.
-    let headers =
-        [(header::REFERRER_POLICY, "same-origin"), (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY)];
-    (headers, page).into_response()
-}
-
-/// Finds the key from which the request's login cookie was derived.
-pub(crate) fn find_key<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
+/// Finds the key with which the browser has logged in.
+pub(crate) fn find_key<'a>(
+    security: &'a SecurityConfig,
+    headers: &HeaderMap,
+    now: DateTime<Utc>,
+) -> Option<&'a KeyHash> {
     let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
     })?;
-    security.keys.iter().find(|key| token(key).is_some_and(|token| token.as_bytes().ct_eq(sent.as_bytes()).into()))
+    let expires = sent.split_once('.')?.0.parse().ok().filter(|&expires| now.timestamp() < expires)?;
+    let is_sent = |token: String| -> bool { token.as_bytes().ct_eq(sent.as_bytes()).into() };
+    security.keys.iter().find(|key| token(key, expires).is_some_and(is_sent))
 }
 
-/// Reads the secret that cookies are derived from.
+/// Sets the label of the key with which the browser has logged in, if any, for [`label`].
+pub(crate) fn set_label(headers: &mut HeaderMap, label: Option<&str>) {
+    headers.remove(LABEL);
+    if let Some(value) = label.and_then(|label| HeaderValue::from_bytes(label.as_bytes()).ok()) {
+        headers.insert(LABEL, value);
+    }
+}
+
+/// Returns the label of the key with which the browser has logged in, if it has.
+pub(crate) fn label(headers: &HeaderMap) -> Option<String> {
+    headers.get(LABEL).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+}
+
+/// Reads the secret of the cookies.
 ///
 /// # Errors
 /// The database failed.
@@ -159,14 +195,50 @@ pub async fn load_login_secret(store: &Store) -> Result<(), crate::store::Error>
     Ok(())
 }
 
-fn token(key: &KeyHash) -> Option<String> {
-    let digest = Sha256::new_with_prefix(SECRET.get()?).chain_update(key.as_bytes()).finalize();
-    Some(hex(&digest))
+/// Returns the value of the cookie for `key` that expires at a Unix time; `None` until the secret is read.
+fn token(key: &KeyHash, expires: i64) -> Option<String> {
+    let mac = Hmac::<Sha256>::new_from_slice(SECRET.get()?).ok()?;
+    let code = mac.chain_update(key.as_bytes()).chain_update(expires.to_be_bytes()).finalize();
+    Some(format!("{expires}.{}", hex(&code.into_bytes())))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{address, local_path};
+    use super::{COOKIE, SECRET, address, find_key, label, local_path, set_label, token};
+    use crate::config::{KeyHash, SecurityConfig};
+    use axum::http::{HeaderMap, header};
+    use chrono::DateTime;
+
+    #[test]
+    fn cookie_is_valid_until_it_expires_and_while_its_key_is_configured() {
+        const EXPIRES: i64 = 1_800_000_000;
+        SECRET.get_or_init(|| b"secret".to_vec());
+        let security = SecurityConfig { keys: vec![KeyHash::new("a"), KeyHash::new("b")], ..SecurityConfig::default() };
+        let cookie = token(&security.keys[1], EXPIRES).unwrap();
+        let find = |security: &SecurityConfig, cookie: &str, seconds: i64| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::COOKIE, format!("x=1; {COOKIE}={cookie}").parse().unwrap());
+            find_key(security, &headers, DateTime::from_timestamp(seconds, 0).unwrap()).map(KeyHash::label)
+        };
+        let label = security.keys[1].label();
+        assert_eq!(find(&security, &cookie, EXPIRES - 1), Some(label));
+        assert_eq!(find(&security, &cookie, EXPIRES), None);
+        let removed = SecurityConfig { keys: vec![KeyHash::new("a")], ..SecurityConfig::default() };
+        assert_eq!(find(&removed, &cookie, EXPIRES - 1), None);
+        let (_, code) = cookie.split_once('.').unwrap();
+        for forged in [format!("{}.{code}", EXPIRES + 1), format!("+{cookie}"), code.to_owned(), "0".to_owned()] {
+            assert_eq!(find(&security, &forged, EXPIRES - 1), None, "{forged}");
+        }
+    }
+
+    #[test]
+    fn label_of_a_client_is_ignored() {
+        let mut headers = HeaderMap::new();
+        set_label(&mut headers, Some("jürgen"));
+        assert_eq!(label(&headers).as_deref(), Some("jürgen"));
+        set_label(&mut headers, None);
+        assert_eq!(label(&headers), None);
+    }
 
     #[test]
     fn login_address_names_the_page() {

@@ -22,6 +22,7 @@ mod protocol;
 pub(crate) mod request_metrics;
 pub(crate) mod socket;
 
+pub(crate) use access_log::note_started_run;
 pub use app::{App, ServerState};
 pub use auth::Caller;
 pub(crate) use client_tls::client_tls;
@@ -31,4 +32,4 @@ pub use login::load_login_secret;
 pub use models::{LoadStep, LoadedModel, ModelEntry, ModelRegistry, ModelState};
 pub use peers::announce;
 pub use prefix::base;
-pub use protocol::{Access, ErrorFormat, ErrorFormats, Pages, Protocol, RouteGroup};
+pub use protocol::{Access, ErrorFormat, ErrorFormats, LoginForm, LoginPage, Pages, Protocol, RouteGroup};

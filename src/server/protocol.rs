@@ -16,6 +16,8 @@ pub enum Access {
     Ingest,
     /// A key, if keys are configured.
     Key,
+    /// Like `Key`, but a request without a key is admitted without a [`Caller`](super::Caller).
+    OptionalKey,
     /// Like `Key`; each `POST` starts a run and counts toward the rate limits.
     Run,
     /// Like `Key` for a WebSocket, which may send the key in its first message.
@@ -119,6 +121,20 @@ pub struct Pages {
     pub protocol: fn(Bytes) -> Protocol,
     /// Returns the page for an unknown path.
     pub not_found: fn(&HeaderMap, &Uri) -> Response,
+    /// Returns the login page.
+    pub login: LoginPage,
+}
+
+/// Renders the login page.
+pub type LoginPage = fn(&HeaderMap, LoginForm<'_>) -> Response;
+
+/// The content of the login page.
+#[derive(Debug, Clone, Copy)]
+pub struct LoginForm<'a> {
+    /// Path of the page to open after the login.
+    pub next: &'a str,
+    /// The reason why the last attempt failed; empty without one.
+    pub error: &'a str,
 }
 
 #[cfg(test)]

@@ -43,7 +43,12 @@ impl Addresses {
         let hosts = Hosts::parse(url)?;
         let direct = direct_url.map(Hosts::parse).transpose()?;
         let pooled = hosts.is_pooled_by_transaction().await.map_err(|error| match error.into() {
-            Error::Unavailable(source) => Error::NoServer { addresses: hosts.to_string(), source },
+            Error::Unavailable(error @ sqlx::Error::Database(_))
+            | Error::Privilege(error)
+            | Error::Database(error @ sqlx::Error::Database(_)) => {
+                Error::ConnectionRejected { addresses: hosts.to_string(), error }
+            }
+            Error::Unavailable(error) => Error::NoServer { addresses: hosts.to_string(), error },
             other => other,
         })?;
         let statements = match pooled {

@@ -1,13 +1,14 @@
 //! Opening the store.
 
 use super::address::{Addresses, without_password};
-use super::embedded::Embedded;
+use super::embedded::{self, Embedded};
 use super::pool::{PgConnection, PgPool};
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
 use super::writer::RunWriter;
 use super::{
-    Error, Inner, LiveHub, RecorderChannel, RecorderState, Retention, Store, citus, maintenance, migrate, recorder,
+    EmbeddedError, Error, Inner, LiveHub, RecorderChannel, RecorderState, Retention, Store, citus, maintenance,
+    migrate, recorder,
 };
 use crate::events::system;
 use std::fmt;
@@ -51,6 +52,34 @@ impl fmt::Debug for Database {
             Self::Embedded { data_dir } => write!(f, "embedded in {}", data_dir.display()),
             Self::Url { url, .. } => f.write_str(&without_password(url)),
         }
+    }
+}
+
+impl Database {
+    /// Checks that an embedded database has been created.
+    ///
+    /// # Errors
+    /// The data directory has no database.
+    pub fn check_exists(&self) -> Result<(), Error> {
+        match self {
+            Self::Embedded { data_dir } if !embedded::exists(data_dir) => {
+                Err(EmbeddedError::NoDatabase { data_dir: data_dir.clone() }.into())
+            }
+            Self::Embedded { .. } | Self::Url { .. } => Ok(()),
+        }
+    }
+
+    /// Checks that a store can write to its data directory, and that no other process runs the embedded server. Removes the
+    /// files that the check creates.
+    ///
+    /// # Errors
+    /// The errors of [`Store::open`] about the data directory.
+    pub fn check_data_dir(&self) -> Result<(), Error> {
+        let (Self::Embedded { data_dir } | Self::Url { data_dir, .. }) = self;
+        if matches!(self, Self::Embedded { .. }) {
+            embedded::check_unused(data_dir)?;
+        }
+        Spool::check(&data_dir.join("spool"))
     }
 }
 

@@ -1,5 +1,9 @@
 //! Errors of the store, with remedies, and their conversion from errors of the database.
 
+mod embedded;
+
+pub use embedded::EmbeddedError;
+
 use crate::events::RunId;
 use sqlx::error::DatabaseError;
 use std::path::PathBuf;
@@ -127,112 +131,34 @@ pub enum Error {
         reason: String,
     },
     /// The database cannot be reached at the moment.
-    #[error("the database cannot be reached: {}{}", .0, hint(.0))]
-    Unavailable(#[source] sqlx::Error),
+    #[error("the database cannot be reached: {}{}", message(.0), hint(.0))]
+    Unavailable(sqlx::Error),
     /// No server answers at the configured addresses.
-    #[error("no database answers at {addresses}: {source}{}", hint(source))]
+    #[error("no database answers at {addresses}: {error}{}", hint(error))]
     NoServer {
         /// Hosts and ports.
         addresses: String,
         /// Error of the last one.
-        source: sqlx::Error,
+        error: sqlx::Error,
+    },
+    /// A server answers, and rejects the password, the name of the database or the number of connections.
+    #[error("the database at {addresses} rejected the connection: {}", message(error))]
+    ConnectionRejected {
+        /// Hosts and ports.
+        addresses: String,
+        /// Error of the last one.
+        error: sqlx::Error,
     },
     /// The role lacks a privilege that Thunder needs.
-    #[error("the database rejected the statement: {0}; {hint}", hint = OWNER_HINT)]
-    Privilege(#[source] sqlx::Error),
+    #[error("the database rejected the statement: {}; {hint}", message(.0), hint = OWNER_HINT)]
+    Privilege(sqlx::Error),
     /// The database rejected the statement.
-    #[error("the database rejected the statement: {0}")]
-    Database(#[source] sqlx::Error),
+    #[error("the database rejected the statement: {}", message(.0))]
+    Database(sqlx::Error),
     /// An operation on a file or folder of the data directory failed.
     #[error("{action} {}: {source}", path.display())]
     Disk {
         /// The failed operation, e.g. `cannot write`.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// Cause of the failure.
-        source: std::io::Error,
-    },
-}
-
-/// An error at the start of the embedded PostgreSQL.
-#[derive(Debug, thiserror::Error)]
-pub enum EmbeddedError {
-    /// No server programs were found.
-    #[error(
-        "no PostgreSQL server programs were found (looked in {searched}); install PostgreSQL 14 or newer (for example \
-         `apt install postgresql` or `brew install postgresql`), set THUNDER_PG_BIN to its folder, or give the address \
-         of a running server with --database-url or DATABASE_URL"
-    )]
-    NoPrograms {
-        /// The searched folders.
-        searched: String,
-    },
-    /// The data was created by a major version other than those of the programs found.
-    #[error(
-        "{} was created by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or set \
-         THUNDER_PG_BIN to its folder", data_dir.display()
-    )]
-    WrongVersion {
-        /// The database's folder.
-        data_dir: PathBuf,
-        /// Major version of the data.
-        data: String,
-        /// The versions found, with their folders.
-        found: String,
-    },
-    /// Another Thunder process uses the same data directory.
-    #[error(
-        "the data directory {} is in use by another Thunder{}; stop it, or choose another directory with --data-dir",
-        data_dir.display(), owner.map(|pid| format!(" (process {pid})")).unwrap_or_default()
-    )]
-    InUse {
-        /// The data directory.
-        data_dir: PathBuf,
-        /// Id of the other process, if known.
-        owner: Option<i32>,
-    },
-    /// PostgreSQL refuses to run as root, and the account used instead cannot reach the data.
-    #[error(
-        "PostgreSQL refuses to run as root, and the account '{account}' that runs it instead cannot enter {}; choose \
-         another directory with --data-dir, for example /var/lib/thunder, or open that folder (chmod o+x)", folder.display()
-    )]
-    Unreachable {
-        /// The account.
-        account: String,
-        /// The first folder of the path that it cannot enter.
-        folder: PathBuf,
-    },
-    /// Neither `postgres` nor `nobody` exists.
-    #[error(
-        "PostgreSQL refuses to run as root, and there is neither an account 'postgres' nor 'nobody' to run it as; run \
-         Thunder as another user, or give the address of a running server with --database-url"
-    )]
-    NoAccount,
-    /// A server program failed.
-    #[error("{program} failed ({status}): {output}")]
-    Program {
-        /// Path of the program.
-        program: PathBuf,
-        /// Exit status, or the reason why it could not be started.
-        status: String,
-        /// The end of its output.
-        output: String,
-    },
-    /// The server did not answer in time.
-    #[error("PostgreSQL did not accept connections within {seconds} seconds; the end of {} says: {output}", log.display())]
-    NotReady {
-        /// Seconds of waiting.
-        seconds: u64,
-        /// Log file of the server.
-        log: PathBuf,
-        /// The end of the log file.
-        output: String,
-    },
-    /// An operation on a file or folder failed.
-    #[error("{action} {}: {source}", path.display())]
-    Disk {
-        /// The failed operation, e.g. `cannot create`.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -274,9 +200,17 @@ pub enum IngestError {
     #[error("the database cannot store this document: {0}")]
     Refused(String),
     /// The database failed.
-    #[error("the database failed: {0}")]
-    Database(#[source] sqlx::Error),
+    #[error("the database failed: {}", message(.0))]
+    Database(sqlx::Error),
 }
+
+/// Returns the message of an error. sqlx adds the line of PostgreSQL's source code that reported it.
+pub(super) fn message(error: &sqlx::Error) -> String {
+    error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
+}
+
+/// The reason why a server does not accept writes.
+pub(super) const READ_ONLY: &str = "it is a standby, or `default_transaction_read_only` is on";
 
 /// Returns a remedy for a connection error, with a leading semicolon; empty if none is known.
 fn hint(error: &sqlx::Error) -> &'static str {

@@ -10,6 +10,7 @@ mod plan;
 mod sql;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use super::BadFilter;
 use crate::events::{RunStatus, Surface};
@@ -21,7 +22,7 @@ pub(super) use sql::Branch;
 use uuid::Uuid;
 
 /// The fields, in display order.
-pub const FIELDS: [&str; 20] = [
+pub const FIELDS: [&str; 21] = [
     "model",
     "mod",
     "status",
@@ -36,6 +37,7 @@ pub const FIELDS: [&str; 20] = [
     "metadata",
     "parent",
     "experiment",
+    "seed",
     "tokens",
     "backtracks",
     "forced",
@@ -76,6 +78,7 @@ enum Condition {
     User(String),
     /// A session, an entry of the metadata, the parent of a fork, a tag, or a kind of feedback or note, as in `runs.labels`.
     Label(String),
+    Seed(u32),
     Status(RunStatus),
     Surface(Surface),
     Error(String),

@@ -7,7 +7,7 @@ use super::runs::{RunSummary, by_id, request_id_owner, reserve_request_id, save}
 use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store};
-use crate::events::{RunId, RunStatus, Scope, Tenant, system};
+use crate::events::{RunId, Scope, Tenant, system};
 use crate::trace::document::Document;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,6 +42,7 @@ impl Store {
         // The id contains the time of arrival, not the time of the run. So ids keep the order of the run list, and rows go to
         // current partitions even for an old document.
         let run_id = RunId::now();
+        let status = document.request.extras.status();
         let document = Arc::new(document);
         let prepared = tokio::task::spawn_blocking({
             let (document, owner) = (Arc::clone(&document), owner.clone());
@@ -59,8 +60,8 @@ impl Store {
         }
         let Some(ingested) = ingested? else { return Err(IngestError::Unavailable { retry_after_s: 1 }) };
         if ingested.created {
-            self.inner.live.report_change(run_id, owner.clone(), RunStatus::Done);
-            let change = RunNotification { run_id, status: Some(RunStatus::Done), owner };
+            self.inner.live.report_change(run_id, owner.clone(), status);
+            let change = RunNotification { run_id, status: Some(status), owner };
             // The link receives as long as the store is open.
             let _ = self.inner.changes.send(change);
         }
@@ -132,16 +133,22 @@ impl Store {
     }
 }
 
-/// Returns true for the export of a run whose document had no `created_at`: it has the time of the ingestion.
+/// Returns true if the document is a later export of the stored one. If that has no `created_at`, its export has the time
+/// of the ingestion. Earlier versions exported runs without `thunder_run`.
 async fn is_export(document: Arc<Document>, run: &RunSummary, fingerprint: Vec<u8>) -> Result<bool, IngestError> {
-    if document.request.created_at != Some(run.created_at) {
-        return Ok(false);
-    }
+    let created_at = Some(run.created_at);
     let same = tokio::task::spawn_blocking(move || {
         // Not a copy, unless the document is still in use.
         let mut original = Arc::unwrap_or_clone(document);
-        original.request.created_at = None;
-        original.fingerprint()[..] == *fingerprint
+        let is_stored = |original: &Document| original.fingerprint()[..] == *fingerprint;
+        if original.request.created_at == created_at {
+            original.request.created_at = None;
+            if is_stored(&original) {
+                return true;
+            }
+            original.request.created_at = created_at;
+        }
+        original.request.extras.thunder_run.take().is_some() && is_stored(&original)
     });
     same.await.map_err(|error| IngestError::Refused(format!("the document cannot be compared ({error})")))
 }

@@ -1,7 +1,7 @@
 //! Encoding of the engine's measurements at an event, for the column `events.measured`.
 //!
 //! A version byte, flags, then numbers as LEB128 (signed ones zigzag), f32 little-endian, and texts with their length. An
-//! alternative token takes about 12 bytes; in JSON it would take 50. Rare values (the prompt, the stop string, evictions)
+//! alternative token takes about 12 bytes; in JSON it would take 50. Rare values (the prompt, the stop string, evictions …)
 //! are stored as JSON in the column `details`, where `psql` can show them.
 //!
 //! For 6000 events of an answer with 10 alternatives, this encoding takes 104 bytes and 200 ns per event; `postcard` takes
@@ -22,7 +22,7 @@ const LOGPROB: u8 = 1;
 const RANK: u8 = 2;
 const TOKEN_ENTROPY: u8 = 4;
 
-/// Encodes everything except the prompt, the stop string, evictions and notes.
+/// Encodes everything except the prompt, the stop string, evictions, notes and the number of discarded tokens.
 pub fn encode(measured: &Measurements) -> Vec<u8> {
     let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
     out.0.push(VERSION);

@@ -6,11 +6,12 @@
 
 use super::Error;
 use super::address::Addresses;
-use super::error::{OWNER_HINT, is_missing_privilege};
+use super::error::{OWNER_HINT, is_missing_privilege, message};
 use super::pool::{PgConnection, PgPool};
 use super::script::statements;
 use crate::events::system;
 use chrono::{DateTime, NaiveDate};
+use refinery_core::error::Kind;
 use refinery_core::traits::r#async::{AsyncQuery, AsyncTransaction};
 use refinery_core::{AsyncMigrate, Migration, Runner};
 use sqlx::{Connection as _, QueryBuilder, Row};
@@ -159,21 +160,14 @@ fn missing_migrations(applied: &[AppliedMigration]) -> Vec<&'static str> {
     names.filter(|name| !applied.is_empty() && applied.iter().all(|applied| applied != name)).collect()
 }
 
-/// Returns refinery's message followed by the messages of its causes.
+/// Returns the message of refinery with that of the database.
 fn describe(error: &refinery_core::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(source) = cause {
-        let line = source.to_string();
-        if !text.contains(&line) {
-            text = format!("{text}: {line}");
-        }
-        if source.downcast_ref::<sqlx::Error>().is_some_and(is_missing_privilege) {
-            text = format!("{text}; {OWNER_HINT}");
-        }
-        cause = source.source();
+    let Kind::Connection(step, cause) = error.kind() else { return error.to_string() };
+    match cause.downcast_ref::<sqlx::Error>() {
+        None => format!("{step}: {cause}"),
+        Some(cause) if is_missing_privilege(cause) => format!("{step}: {}; {OWNER_HINT}", message(cause)),
+        Some(cause) => format!("{step}: {}", message(cause)),
     }
-    text
 }
 
 /// A statement of V16 that Citus rejects for distributed tables. Without it, PostgreSQL tries to compress the values.

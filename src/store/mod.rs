@@ -232,10 +232,11 @@ impl Store {
         &self.inner.live
     }
 
-    /// Checks that the database accepts documents.
+    /// Checks that the database accepts documents and runs.
     ///
     /// # Errors
-    /// The database does not answer, does not accept writes, or has just failed to store a document.
+    /// The database does not answer, does not accept writes, or has just failed to store a document; or runs can be
+    /// written neither to it nor to the spool file.
     pub async fn ready(&self) -> Result<(), Error> {
         const READINESS_TIMEOUT: Duration = Duration::from_secs(3);
         const FAILURE_INTERVAL: Duration = Duration::from_secs(5);
@@ -243,7 +244,13 @@ impl Store {
         let answer = timeout(READINESS_TIMEOUT, query.fetch_one(&self.inner.pool)).await;
         let read_only: bool = answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
         if read_only {
-            return Err(Error::ReadOnly("it is a standby, or `default_transaction_read_only` is on"));
+            return Err(Error::ReadOnly(error::READ_ONLY));
+        }
+        if self.inner.recorder_metrics.is_failing() {
+            return Err(Error::ReadOnly(
+                "runs can be written neither to it nor to the spool file in the data directory; check the free space of \
+                 their disks",
+            ));
         }
         let failed = *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner);
         if failed.is_some_and(|at| at.elapsed() < FAILURE_INTERVAL) {

@@ -2,14 +2,16 @@
 
 use super::measured;
 use super::pool::PgConnection;
-use super::runs::by_id;
+use super::run_summary::RunSummary;
+use super::runs::{by_id, request_id_owner};
 use super::scope::covers;
 use super::{Error, Store, extras};
 use crate::events::{
     ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, RunId, Scope, Surface,
 };
-use crate::trace::document::{Document, RequestMeta};
+use crate::trace::document::{Document, RequestMeta, RunDetails};
 use futures::TryStreamExt;
+use serde_json::Value;
 use serde_json::value::RawValue;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -34,6 +36,12 @@ impl Store {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
         let Some(run) = by_id(&mut transaction, scope, run_id).await? else { return Ok(None) };
         let mods = (run.surface != Surface::Ingest && !run.mods.is_empty()).then(|| run.mods.join(", "));
+        let mut extras = extras::read(&mut transaction, run_id).await?;
+        // Only documents have a fingerprint; they are returned as they were ingested.
+        let owner = request_id_owner(&mut transaction, &run.request_id).await?;
+        if owner.is_none_or(|(_, fingerprint)| fingerprint.is_none()) {
+            extras.thunder_run = Some(run_details(&run));
+        }
         let request = RequestMeta {
             request_id: run.request_id,
             created_at: Some(run.created_at),
@@ -44,7 +52,7 @@ impl Store {
             temperature: run.temperature,
             mod_text: run.mod_text.or(mods),
             surface: None,
-            extras: extras::read(&mut transaction, run_id).await?,
+            extras,
         };
         let connection = &mut *transaction;
         let events = events(connection, run_id, &ALL).await?;
@@ -77,6 +85,28 @@ impl Store {
             }
         }
         Ok(details)
+    }
+}
+
+/// Returns what the document of a run of this server contains of its summary.
+fn run_details(run: &RunSummary) -> RunDetails {
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    let count = |count: i32| u32::try_from(count).ok();
+    let duration = |us: Option<i64>| us.and_then(|us| u64::try_from(us).ok());
+    RunDetails {
+        status: Some(run.status),
+        finish_reason: run.finish_reason,
+        end_cause: run.end_cause,
+        message: run.message.clone(),
+        seed: run.seed,
+        metadata: run.metadata.as_ref().map(|metadata| metadata.iter().filter_map(text).collect()),
+        prompt_preview: Some(run.prompt_preview.clone()),
+        prompt_tokens: count(run.prompt_tokens),
+        cached_tokens: count(run.cached_tokens),
+        completion_tokens: count(run.completion_tokens),
+        first_token_us: duration(run.first_token_us),
+        prompt_us: duration(run.prompt_us),
+        generation_us: duration(run.generation_us),
     }
 }
 
@@ -132,7 +162,8 @@ pub(super) async fn events(
 /// the column `measured` omits; for a document of Thunder, all.
 pub(super) async fn last_added(connection: &mut PgConnection, run_id: RunId) -> Result<Measurements, Error> {
     let details: Option<Option<String>> = sqlx::query_scalar(
-        "select details::text from events where run_id = $1 and event_type = 'Added' order by sequence_order desc limit 1",
+        "select details::text from events where run_id = $1 and event_type = 'Added' and added_tokens is distinct from '{}'
+            order by sequence_order desc limit 1",
     )
     .bind(run_id.0)
     .fetch_optional(connection)
@@ -154,6 +185,7 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
             decoded.stopped_by = from_details.stopped_by;
             decoded.evicted = from_details.evicted;
             decoded.note = from_details.note;
+            decoded.discarded = from_details.discarded;
         }
         details = None;
         measured = Some(Box::new(decoded));

@@ -307,6 +307,7 @@ fn remaining_details(measured: &Measurements) -> Option<String> {
         && measured.stopped_by.is_none()
         && measured.evicted.is_none()
         && measured.note.is_none()
+        && measured.discarded == 0
     {
         return None;
     }
@@ -315,6 +316,7 @@ fn remaining_details(measured: &Measurements) -> Option<String> {
         stopped_by: measured.stopped_by.clone(),
         evicted: measured.evicted.clone(),
         note: measured.note.clone(),
+        discarded: measured.discarded,
         ..Measurements::default()
     };
     serde_json::to_string(&rest).ok()

@@ -58,6 +58,15 @@ impl Spool {
         Ok(Self { file, path, drained_to: 0, end, open_runs: BTreeSet::new() })
     }
 
+    /// Checks that a file can be created, and removes it with the folders that did not exist.
+    pub fn check(folder: &Path) -> Result<(), Error> {
+        let missing: Vec<&Path> = folder.ancestors().take_while(|folder| !folder.exists()).collect();
+        let checked = Self::create(folder, Uuid::nil()).map(Self::remove);
+        // A folder that another process uses in the meantime is not empty and stays.
+        missing.into_iter().for_each(|folder| drop(fs::remove_dir(folder)));
+        checked
+    }
+
     /// Returns the files of processes that have ended, oldest first.
     pub fn orphans(folder: &Path) -> Vec<Self> {
         let mut paths: Vec<PathBuf> = fs::read_dir(folder)

@@ -7,7 +7,7 @@ use super::runs::pack;
 use super::statistics::{MAX_CALL_MODS, MAX_CALL_US};
 use crate::events::{EndCause, RunEnd, RunId, RunStart, RunStatus, Surface, Tenant, TraceItem, Usage};
 use crate::trace::columns;
-use crate::trace::document::{RequestExtras, RequestMeta};
+use crate::trace::document::{RequestExtras, RequestMeta, RunDetails};
 use crate::trace::fold::{Fold, client_text, flags};
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value};
@@ -109,7 +109,7 @@ impl RunSummaryBuilder {
         let surface = meta.surface.unwrap_or(Surface::Ingest);
         let mut summary = empty_summary(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), surface);
         summary.owner = owner;
-        summary.status = RunStatus::Done;
+        summary.status = meta.extras.status();
         summary.completed_at = meta.completed_at;
         summary.model.clone_from(&meta.model);
         summary.user_label.clone_from(&meta.user_api_key);
@@ -117,7 +117,29 @@ impl RunSummaryBuilder {
         summary.temperature = meta.temperature;
         summary.mod_text.clone_from(&meta.mod_text);
         summary.prompt_preview = truncate(meta.extras.user_prompt.as_deref().unwrap_or_default(), MAX_PREVIEW_CHARS);
-        Self { ingested: true, reported: meta.extras.clone(), ..Self::from_stored(summary, None) }
+        let mut builder = Self { ingested: true, reported: meta.extras.clone(), ..Self::from_stored(summary, None) };
+        if let Some(details) = &meta.extras.thunder_run {
+            builder.set_details(details);
+        }
+        builder
+    }
+
+    /// Sets the fields that Thunder recorded before the run was exported.
+    fn set_details(&mut self, details: &RunDetails) {
+        let summary = &mut self.summary;
+        summary.finish_reason = details.finish_reason;
+        summary.end_cause = details.end_cause;
+        summary.message = details.message.as_ref().map(|message| truncate(message, MAX_ERROR_CHARS));
+        summary.seed = details.seed;
+        let metadata = details.metadata.iter().flatten().map(|(key, value)| (key.clone(), value.as_str().into()));
+        summary.metadata = Some(metadata.collect()).filter(|metadata: &Map<String, Value>| !metadata.is_empty());
+        if let Some(preview) = &details.prompt_preview {
+            summary.prompt_preview = truncate(preview, MAX_PREVIEW_CHARS);
+        }
+        summary.first_token_us = details.first_token_us.map(saturate);
+        summary.prompt_us = details.prompt_us.map(saturate);
+        summary.generation_us = details.generation_us.map(saturate);
+        self.usage = details.usage();
     }
 
     /// Creates a builder for a stored run. The caller applies the run's items again, beginning with the first.
@@ -224,7 +246,7 @@ impl RunSummaryBuilder {
         summary.errors = counters.errors.cast_signed();
         summary.output_preview = truncate(&answer, MAX_PREVIEW_CHARS);
         summary.surprise_strip = surprise_strip(&self.fold);
-        if self.ingested && summary.message.is_none() {
+        if self.ingested && self.reported.thunder_run.is_none() && summary.message.is_none() {
             summary.message = self.error_text.lines().next().map(|line| truncate(line, MAX_PREVIEW_CHARS));
         }
         let has_ended = summary.status != RunStatus::Running;

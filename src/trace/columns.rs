@@ -3,13 +3,18 @@
 //!
 //! Magic `RUNC`, u16 version, u16 flags, u32 rows, u32 events, u32 sections, then a table of `{u32 id, u32 offset, u32
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `src/ui/assets/replay/columns.js` reads it.
+//!
+//! Version 1, which is still read, has the times of the tokens as u16 in milliseconds; since version 2, they are u32 in
+//! microseconds.
 
 use super::fold::{EventPoint, Fold, Mark, NEVER, TokenRow, flags};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 const MAGIC: [u8; 4] = *b"RUNC";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
+/// Version with the times of the tokens in milliseconds.
+const VERSION_WITH_MS: u16 = 1;
 /// Bytes of magic, version, flags and three counts.
 const HEADER_BYTES: usize = 20;
 /// Bytes of id, offset and length.
@@ -68,7 +73,7 @@ impl Columns {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ColumnsError {
     /// Another format or another version.
-    #[error("the data is not a column file of version 1")]
+    #[error("the data is not a column file of version 1 or 2")]
     Format,
     /// A section is missing, lies outside the bytes or has the wrong length.
     #[error("section {0} of the column file is damaged")]
@@ -109,7 +114,7 @@ pub fn encode(fold: &Fold) -> Vec<u8> {
         (section::ENTROPY, column(rows, |row| quantize_entropy(row.entropy).to_le_bytes())),
         (section::RANK, column(rows, |row| (row.rank.unwrap_or(0).min(u32::from(u16::MAX)) as u16).to_le_bytes())),
         (section::FLAGS, column(rows, |row| [row.flags])),
-        (section::DT, column(rows, |row| row.dt_ms.to_le_bytes())),
+        (section::DT, column(rows, |row| row.dt_us.to_le_bytes())),
         (section::STRINGS, strings),
         (section::MARKS, marks),
         (section::EVENT_KIND, column(events, |event| [event.kind])),
@@ -170,7 +175,8 @@ fn string_table(rows: &[TokenRow]) -> (Vec<u8>, Vec<u8>) {
 /// The bytes are damaged or have another format.
 pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
     let header = bytes.get(..HEADER_BYTES).ok_or(ColumnsError::Format)?;
-    if header[..4] != MAGIC || header[4..6] != VERSION.to_le_bytes() {
+    let version = u16::from_le_bytes([header[4], header[5]]);
+    if header[..4] != MAGIC || ![VERSION, VERSION_WITH_MS].contains(&version) {
         return Err(ColumnsError::Format);
     }
     let counts = numbers(&header[8..]);
@@ -189,7 +195,11 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
     let entropy = file.u16s(section::ENTROPY, rows)?;
     let rank = file.u16s(section::RANK, rows)?;
     let flags = file.section(section::FLAGS, Some(rows))?;
-    let dt = file.u16s(section::DT, rows)?;
+    let dt: Vec<u32> = if version == VERSION_WITH_MS {
+        file.u16s(section::DT, rows)?.into_iter().map(|ms| u32::from(ms) * 1000).collect()
+    } else {
+        file.u32s(section::DT, rows)?
+    };
     let known = |value: u16| (value != u16::MAX).then(|| f32::from(value) / SCALE);
     let rows = (0..rows)
         .map(|i| {
@@ -203,7 +213,7 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
                 rank: (rank[i] != 0).then(|| rank[i].into()),
                 entropy: known(entropy[i]),
                 flags: flags[i],
-                dt_ms: dt[i],
+                dt_us: dt[i],
             })
         })
         .collect::<Result<_, _>>()?;
@@ -307,7 +317,21 @@ mod tests {
         }
         assert_eq!(bytes.windows(3).filter(|window| window == b"a\xc3\x9f").count(), 1);
         assert_eq!(decode(&bytes).unwrap().rows, fold.rows());
-        assert_eq!(decode(b"RUNC\x02\0"), Err(ColumnsError::Format));
+        assert_eq!(decode(b"RUNC\x03\0"), Err(ColumnsError::Format));
+    }
+
+    #[test]
+    fn times_of_version_1_are_milliseconds() {
+        let fold = fold_of(&[(1, "a".into(), None, None), (2, "b".into(), None, None)]);
+        let mut bytes = encode(&fold);
+        let entry = 20 + bytes[20..].chunks_exact(12).position(|entry| entry[0] == 10).unwrap() * 12;
+        let at = u32::from_le_bytes(bytes[entry + 4..entry + 8].try_into().unwrap()) as usize;
+        bytes[4] = 1;
+        bytes[entry + 8] = 4;
+        bytes[at..at + 4].copy_from_slice(&[0, 0, 2, 0]);
+        let times = |bytes: &[u8]| decode(bytes).unwrap().rows.iter().map(|row| row.dt_us).collect::<Vec<_>>();
+        assert_eq!(times(&bytes), [0, 2000]);
+        assert_eq!(times(&encode(&fold)), [0, 2500]);
     }
 
     #[test]

@@ -79,6 +79,10 @@ fn compared_items(document: &Document) -> Vec<ComparedItem> {
     let (mut order, mut step, mut caller) = (0, 0, String::new());
     for item in document.items() {
         let (kind, key, description) = match &item {
+            // Not every version records discarded tokens.
+            TraceItem::Event(event) if event.measured.as_ref().is_some_and(|measured| measured.discarded > 0) => {
+                continue;
+            }
             TraceItem::Event(event) => {
                 (order, step) = (event.sequence_order, event.step);
                 describe_event(event)
@@ -140,6 +144,7 @@ fn describe_call(call: &ModCall) -> String {
 #[cfg(test)]
 mod tests {
     use super::{DifferenceKind, find_first};
+    use crate::events::{Event, EventType, Measurements};
     use crate::trace::document::Document;
     use serde_json::{Value, json};
 
@@ -169,6 +174,16 @@ mod tests {
         assert_eq!((token.recorded.as_str(), token.now.as_str()), ("Sampled \"a\" (5)", "Sampled \"a\" (6)"));
         let action = find_first(&same, &document(5, &backtrack(2), true), true).unwrap();
         assert_eq!((action.kind, action.recorded.as_str()), (DifferenceKind::ModAction, "m: Backtrack 1"));
+    }
+
+    #[test]
+    fn events_of_discarded_tokens_are_not_compared() {
+        let (recorded, mut now) = (document(5, &backtrack(1), true), document(5, &backtrack(1), true));
+        let mut event = Event::new(EventType::Added, 1, 3, None);
+        event.measured = Some(Box::new(Measurements { discarded: 1, ..Measurements::default() }));
+        now.events.push(event);
+        assert_eq!(find_first(&recorded, &now, true), None);
+        assert_eq!(find_first(&now, &recorded, true), None);
     }
 
     #[test]

@@ -41,7 +41,7 @@ fn page(headers: &HeaderMap, error: &ApiError, refresh: String) -> ErrorPage {
 
 /// Renders the 404 page.
 pub(super) fn not_found(headers: &HeaderMap, uri: &Uri) -> Response {
-    render(headers, &ApiError::not_found("page", uri.path()))
+    super::add_headers(render(headers, &ApiError::not_found("page", uri.path())))
 }
 
 /// Converts an error text to a sentence: capital letter and full stop.

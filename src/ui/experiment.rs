@@ -86,6 +86,7 @@ struct VariantView {
     failed: usize,
     tokens: String,
     score: String,
+    standard_error: String,
     /// The score in percent, for the bar.
     percent: String,
 }
@@ -228,6 +229,7 @@ fn variants(summary: &ExperimentSummary, definition: &Definition) -> Vec<Variant
         failed: one.failed,
         tokens: one.mean_tokens.map(|tokens| format!("{tokens:.1}")).unwrap_or_default(),
         score: one.mean_score.map(number).unwrap_or_default(),
+        standard_error: one.score_standard_error.map(number).unwrap_or_default(),
         percent: one.mean_score.map(|score| format!("{:.1}", score * 100.0)).unwrap_or_default(),
     };
     summary.variants.iter().map(view).collect()

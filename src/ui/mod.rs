@@ -16,6 +16,7 @@ mod experiment;
 mod experiment_form;
 mod experiments;
 mod export;
+mod login;
 mod mods;
 mod playground;
 mod run;
@@ -42,14 +43,15 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:;
 /// Returns the dashboard, which the program adds to the APIs.
 #[must_use]
 pub const fn pages() -> Pages {
-    Pages { protocol, not_found: error::not_found }
+    Pages { protocol, not_found: error::not_found, login: login::page }
 }
 
 fn protocol(openapi: Bytes) -> Protocol {
     const PREFIXES: &[&str] =
         &["/runs", "/playground", "/mods", "/stats", "/experiments", "/compare", "/docs", "/assets"];
-    let pages = router(openapi).layer(axum::middleware::map_response(add_headers));
-    let assets = assets().layer(axum::middleware::map_response(add_headers));
+    let headers = axum::middleware::map_response(|response: Response| std::future::ready(add_headers(response)));
+    let pages = router(openapi).layer(headers.clone());
+    let assets = assets().layer(headers);
     Protocol::native(PREFIXES).routes(Access::Key, pages).routes(Access::Public, assets)
 }
 
@@ -79,7 +81,7 @@ fn assets() -> Router<App> {
 }
 
 /// Adds the headers of every page and asset.
-async fn add_headers(mut response: Response) -> Response {
+fn add_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(CONTENT_SECURITY_POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

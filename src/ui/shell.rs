@@ -2,7 +2,7 @@
 
 use super::assets;
 use crate::config::SecurityConfig;
-use crate::server::{ApiError, base};
+use crate::server::{ApiError, base, login};
 use askama::Template;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
@@ -19,12 +19,15 @@ pub(super) struct Shell {
     pub(super) assets: String,
     /// The current entry of the navigation.
     pub(super) page: &'static str,
+    /// The label of the key with which the browser has logged in, if it has.
+    pub(super) login: Option<String>,
 }
 
 impl Shell {
     pub(super) fn new(headers: &HeaderMap, page: &'static str) -> Self {
         let base = base(headers).to_owned();
-        Self { theme: theme(headers), assets: format!("{base}/assets/{}", assets::version()), base, page }
+        let assets = format!("{base}/assets/{}", assets::version());
+        Self { theme: theme(headers), assets, base, page, login: login::label(headers) }
     }
 }
 

@@ -2,7 +2,7 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { open, newContext, eventually, expectAccessible, expectAccessiblePage, ready } from './browser.mjs';
-import { URL_, ingest, once } from './server.mjs';
+import { URL_, ingest, json, once } from './server.mjs';
 import { document as sample } from './document.mjs';
 
 const requestId = `browser-${process.pid}-${Date.now()}`;
@@ -356,6 +356,7 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.waitForFunction(() => /stopped|cancelled|done/i.test(document.querySelector('[data-state]').textContent));
   const href = await page.getAttribute('[data-run-line] a', 'href');
   await page.waitForFunction(async (run) => (await (await fetch(run)).json()).run.status !== 'running', `${URL_}/api/v1/runs/${href.split('/').pop()}`);
+  assert.notEqual((await json(`/api/v1/runs/${href.split('/').pop()}`)).run.end_cause, 'disconnect');
   await page.evaluate(() => localStorage.clear());
   await page.goto(`${URL_}/playground?from=${href.split('/').pop()}`);
   await page.waitForFunction(() => document.querySelector('.message textarea')?.value === 'Count as far as you can.');

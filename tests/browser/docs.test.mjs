@@ -77,6 +77,15 @@ test('a button opens the contents on a phone', async () => {
   await eventually.ok(() => page.locator('.docs-contents').isHidden());
 });
 
+test('all links of the top bar are visible on a phone', async () => {
+  const page = await open('/docs/flags', { width: 375 });
+  const hidden = await page.locator('.bar nav').evaluate((nav) => {
+    const { left, right } = nav.getBoundingClientRect();
+    return [...nav.children].filter((link) => link.getBoundingClientRect().left < left || link.getBoundingClientRect().right > right).map((link) => link.textContent);
+  });
+  assert.deepEqual(hidden, []);
+});
+
 test('handbook has no accessibility violations, and fits into a width of 320 pixels', async () => {
   // The pages have the same structure, so one is checked with all rules.
   for (const [path, rules] of [['/docs/getting-started'], ['/docs/writing-mods', COLOR_RULES], ['/docs/flags', COLOR_RULES]]) {

@@ -261,6 +261,46 @@ test('error of a package in a dry run is linked to its file', { skip }, async ()
   await eventually.equal(() => page.locator('.cm-lint-marker-error').count(), 1);
 });
 
+test('draft of a new mod keeps its name, and the dry run takes a configuration', { skip }, async () => {
+  const page = await open('/mods/-new', { expected: (what) => what.startsWith('400') });
+  await page.waitForSelector('.cm-editor');
+  const template = await page.inputValue('[name=name]');
+  const mod = `${name}-named`;
+  await page.fill('[name=name]', mod);
+  await write(page, 'from dataclasses import dataclass\nfrom thunder_mods import Prefilled, mod\n\n\n@dataclass\nclass Config:\n    word: str\n\n\n@mod(events=[Prefilled], config=Config)\ndef answer(event, actions, tokenizer):\n    """Says a word."""\n    return actions.force_output(tokenizer.encode(event.config["word"]))\n');
+  await page.waitForFunction(() => Object.keys(localStorage).some((key) => key.endsWith('-new')));
+  await page.goto(`${EDITOR_URL}/mods/-new`);
+  await page.waitForSelector('[data-draft]:not([hidden])');
+  await eventually.equal(() => page.inputValue('[name=name]'), mod);
+  const id = `config-${Date.now()}`;
+  assert.equal((await send('/v1/completions', { prompt: 'Hello', max_tokens: 3, request_id: id })).status, 200);
+  await page.waitForFunction(async (run) => (await (await fetch(`/api/v1/runs?q=request:${run}`)).json()).runs.length === 1, id);
+  await page.fill('[data-dry-run] [name=run]', id);
+  await page.fill('[data-dry-run] [name=config]', '{"word": ');
+  await page.click('[data-dry-run] [type=submit]');
+  await eventually.match(() => page.textContent('[data-dry-run] [role=status]'), /the configuration is not valid JSON/);
+  await page.fill('[data-dry-run] [name=config]', '{"word": "configured"}');
+  await page.click('[data-dry-run] [type=submit]');
+  await eventually.match(() => page.textContent('.diverged'), /ForceOutput .*"configured"/);
+  await page.click('[data-draft] button:has-text("Discard")');
+  await eventually.equal(() => page.inputValue('[name=name]'), template);
+});
+
+test('mod is removed on its page', { skip }, async () => {
+  const mod = `${name}-removed`;
+  await send('/v1/mods', { name: mod, language: 'python', source: forcedAnswer('gone') });
+  const page = await open(`/mods/${mod}`);
+  await page.click('button:has-text("Remove…")');
+  await expectAccessible(page, '[data-remove-dialog]');
+  await page.click('dialog button:has-text("Keep mod")');
+  await page.click('button:has-text("Remove…")');
+  await Promise.all([page.waitForNavigation(), page.click('dialog button.danger')]);
+  assert.equal(page.url(), `${EDITOR_URL}/mods`);
+  assert.equal(await page.locator('main').getByText(mod).count(), 0);
+  await page.goto(`${EDITOR_URL}/mods/${mod}`);
+  await eventually.match(() => page.textContent('[data-earlier]'), /was deleted/);
+});
+
 test('mod is disabled on its page and enabled in the list', { skip }, async () => {
   const page = await open('/mods/log-top', { expected: (what) => what.startsWith('400') });
   const status = () => page.evaluate(async () => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 1, mods: ['log-top'] }) })).status);
@@ -299,6 +339,16 @@ test('pages of mods have no accessibility violations, and fit into a width of 32
     await expectAccessiblePage(page);
     await page.context().close();
   }
+});
+
+test('logout works on every page and removes stored values', { skip }, async () => {
+  const page = await open('/nowhere', { expected: (problem) => problem.includes('404') });
+  await page.evaluate(() => localStorage.setItem('draft', 'text'));
+  await page.click('[aria-label="Log out"]');
+  await page.waitForURL(`${EDITOR_URL}/login`);
+  assert.equal(await page.evaluate(() => localStorage.length), 0);
+  await page.goto(`${EDITOR_URL}/runs`);
+  assert.match(page.url(), /\/login\?next=/);
 });
 
 test('dry run shows what the edited mod would do, on a phone', { skip }, async () => {

@@ -70,6 +70,74 @@ test('comparison shows the effect of mods and sampler on each candidate', async 
   await eventually.equal(() => overflow(page, '.panel'), 0);
 });
 
+/** Starts a run that takes long, and returns its id and a page that shows it, `path(id)`. */
+async function openActive(path, selector) {
+  const user = `active-${process.pid}-${Math.random()}`;
+  post('/v1/chat/completions', { messages: [{ role: 'user', content: 'Hi' }], user, max_tokens: 4000, ignore_eos: true }).catch(() => { /* cancelled */ });
+  let id;
+  await eventually.ok(async () => { id = (await json(`/api/v1/runs?q=user:${user}`)).runs[0]?.run_id; return id; }, 'the run is listed');
+  // The run may have ended or been deleted before a request, and its end may not be stored when its deletion is requested.
+  const expected = (what) => /^40[49] /.test(what) && (what.includes(id) || what.endsWith('/deletions'));
+  const page = await open(path(id, user), { expected });
+  await page.waitForSelector(selector, { state: 'attached' });
+  return { id, page };
+}
+
+/** Ends the run before the next request of the page to cancel it arrives. */
+const endBeforeCancel = (page, id) => page.route('**/cancel', async (route) => {
+  await post(`/api/v1/runs/${id}/cancel`, {});
+  await stored(id);
+  await route.continue();
+}, { times: 1 });
+
+test('active run is cancelled on its page, which then disables the button', async () => {
+  const { id, page } = await openActive((run) => `/runs/${run}`, '[data-action=cancel]:enabled');
+  await page.click('details.more summary');
+  await page.click('[data-action=cancel]');
+  await eventually.equal(() => page.textContent('[data-toast]'), 'Run cancelled');
+  await page.waitForSelector('[data-action=cancel]:disabled', { state: 'attached' });
+  assert.equal((await stored(id)).run.status, 'cancelled');
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('C');
+  await eventually.equal(() => page.textContent('[data-toast]'), 'The run has ended');
+});
+
+test('active run is cancelled before it is deleted, also if it ends meanwhile', async () => {
+  for (const prepare of [() => {}, endBeforeCancel]) {
+    const { id, page } = await openActive((run) => `/runs/${run}`, '[data-action=cancel]:enabled');
+    await prepare(page, id);
+    await page.click('details.more summary');
+    await page.click('[data-action=delete]');
+    await page.waitForSelector('[data-active]:visible');
+    await page.click('[data-delete-dialog] [value=delete]:has-text("Cancel and delete")');
+    await page.waitForURL((url) => url.pathname === '/runs');
+    await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${id}`)).status, 404);
+  }
+});
+
+test('selected active runs are cancelled in the list', async () => {
+  const { id, page } = await openActive((_, user) => `/runs?q=user:${user}`, '[data-status=running]');
+  await page.keyboard.press('j');
+  await page.keyboard.press('x');
+  await page.click('[data-bulk-cancel]');
+  await eventually.equal(() => page.textContent('[data-toast]'), '1 run cancelled');
+  assert.equal((await stored(id)).run.status, 'cancelled');
+  await page.waitForSelector('[data-status=cancelled]');
+  await page.waitForSelector('[data-bulk-cancel]', { state: 'hidden' });
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), 'Export', 'the focus stays in the bar');
+  await page.keyboard.press('C');
+  await eventually.equal(() => page.textContent('[data-toast]'), 'None of these runs is active');
+});
+
+test('run that ends before it is cancelled in the list is not a failure', async () => {
+  const { id, page } = await openActive((_, user) => `/runs?q=user:${user}`, '[data-status=running]');
+  await page.keyboard.press('j');
+  await page.keyboard.press('x');
+  await endBeforeCancel(page, id);
+  await page.click('[data-bulk-cancel]');
+  await eventually.equal(() => page.textContent('[data-toast]'), '1 run ended before');
+});
+
 test('later steps are shaded by their attention to a token in the selected layer', async () => {
   const id = await generate({ attention: true, max_tokens: 20 });
   const step = async (at, view) => (await json(`/api/v1/runs/${id}/attention?at=${at}&${view}`)).attention;

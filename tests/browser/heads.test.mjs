@@ -25,7 +25,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   await eventually.equal(() => page.locator('.heads [role=gridcell]').count(), layers.length * heads);
   const expected = stats.find((s) => s.layer === 1 && s.head === 3);
   await cell(page, 1, 3).hover();
-  await eventually.match(() => facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} positions at .* its attention is not stored$`));
+  await eventually.match(() => facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} positions? at .* its attention is not stored$`));
   await page.mouse.move(0, 0);
   await cell(page, 0, 0).focus();
   for (const key of ['ArrowDown', 'ArrowRight', 'ArrowRight']) await page.keyboard.press(key);
@@ -37,9 +37,8 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   await page.waitForFunction(() => document.querySelector('select[aria-label="Attention view"]').value === 'head:1:2');
   const { values, quality } = await attention(id, 'at=10&view=head&layer=1&head=2');
   assert.equal(quality, 'f16');
-  // The largest weight, or the second largest where the first token is an attention sink.
-  const top = values.map((v, i) => [v, i]).sort((a, b) => b[0] - a[0]).map(([, i]) => i).slice(0, 2);
-  await page.waitForFunction((known) => known.includes(Number(document.querySelector('.top-positions li').firstChild.textContent)), top);
+  const top = String(values.indexOf(Math.max(...values)));
+  await page.waitForFunction((position) => document.querySelector('.top-positions li').firstChild.textContent === position, top);
   // A link opens the same head.
   await page.waitForFunction(() => location.search.includes('attention=head%3A1%3A2'));
   const link = await open(new URL(page.url()).pathname + new URL(page.url()).search);

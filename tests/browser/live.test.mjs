@@ -16,9 +16,9 @@ function replaceStream() {
 
 /**
  * Stores a run with notes, and opens its page as if the run were active, after `prepare(page, trace)`. `sendUntil(event)` sends the next items,
- * up to an event without its calls, and `end()` the end.
+ * up to an event without its calls, and `end()` the end. The URL of the page ends with `query`.
  */
-async function openLive(name, steps, prepare = () => {}, notes = []) {
+async function openLive(name, steps, prepare = () => {}, notes = [], query = '') {
   const id = `live-${name}-${process.pid}-${Date.now()}`;
   const page = await open('/docs');
   await page.addInitScript(replaceStream);
@@ -34,7 +34,7 @@ async function openLive(name, steps, prepare = () => {}, notes = []) {
     const html = (await original.text()).replaceAll(/<link rel="preload" as="fetch"[^>]*>/g, '');
     await route.fulfill({ response: original, body: html.replace('data-status="done"', 'data-status="running"') });
   });
-  await page.goto(`${URL_}/runs/${id}`);
+  await page.goto(`${URL_}/runs/${id}${query}`);
   await page.waitForSelector('.text[data-idle^=Waiting]');
   let sent = 0;
   const sendUntil = async (event = Infinity) => {
@@ -158,6 +158,24 @@ test('panel at a fixed cursor keeps the focus while the run grows, and removed t
   await sendUntil();
   await page.keyboard.type('3');
   await eventually.equal(() => field.inputValue(), '123', 'the field keeps its text and the focus');
+});
+
+test('event in the URL is not reported as missing before the run has ended', async () => {
+  for (const [at, expected] of [[8, ''], [9999, /^Event 9999 does not exist; the run has \d\d events$/]]) {
+    const { page, sendUntil, end, where } = await openLive(`at-${at}`, 15, undefined, [], `?at=${at}`);
+    const shown = () => page.textContent('[data-toast]');
+    await sendUntil(5);
+    assert.equal(await shown(), '');
+    await sendUntil();
+    await eventually.match(() => where(), at === 8 ? /event 8 / : /event live|event end/);
+    assert.equal(await shown(), '');
+    // The page reloads its facts at the end.
+    const reloaded = page.waitForResponse((response) => response.url().includes('/runs/live-at-'));
+    await end();
+    await reloaded;
+    if (expected) await eventually.match(shown, expected);
+    else assert.equal(await shown(), '');
+  }
 });
 
 test('list of marks keeps the focus while the run grows', async () => {

@@ -1,7 +1,8 @@
 //! The command line, interactive and in scripts.
 
+use super::harness::postgres::TestDatabase;
 use super::harness::{
-    ErrorTable, assert_no_postgres, can_receive, client_command, folder, model, output_of, server, text, thunder,
+    ErrorTable, assert_no_postgres, can_receive, client_command, folder, model, output_of, psql, server, text, thunder,
 };
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -278,12 +279,12 @@ async fn completions_and_manual_pages_cover_every_command() {
 #[tokio::test]
 async fn doctor_reports_working_and_missing_features() {
     let data_dir = folder();
-    let doctor = |port: &str, arguments: &[&str]| {
+    let doctor = |port: &str, data_dir: &Path, arguments: &[&str]| {
         let mut command = thunder();
-        command.args(["doctor", "--port", port, "--data-dir"]).arg(&data_dir).args(arguments);
+        command.args(["doctor", "--port", port, "--data-dir"]).arg(data_dir).args(arguments);
         command
     };
-    let healthy = output_of(doctor("0", &["-m", model().to_str().unwrap()])).await;
+    let healthy = output_of(doctor("0", &data_dir, &["-m", model().to_str().unwrap()])).await;
     let report = text(&healthy.stdout);
     assert!(healthy.status.success(), "{report}{}", text(&healthy.stderr));
     let subjects =
@@ -299,14 +300,49 @@ async fn doctor_reports_working_and_missing_features() {
     let taken = listener.local_addr().unwrap().port().to_string();
     let damaged = folder().join("damaged.gguf");
     std::fs::write(&damaged, "GGUF").unwrap();
-    let arguments = ["-m", damaged.to_str().unwrap(), "--database-url", "postgres://127.0.0.1:1/x"];
-    let broken = output_of(doctor(&taken, &arguments)).await;
+    let model_and_database = ["-m", damaged.to_str().unwrap(), "--database-url", "postgres://127.0.0.1:1/x"];
+    let arguments = [&model_and_database[..], &["--grammar", "root ::= ["]].concat();
+    let broken = output_of(doctor(&taken, &damaged.join("data"), &arguments)).await;
     assert_eq!(broken.status.code(), Some(1));
     let report = text(&broken.stdout);
     let failed: Vec<&str> = report.lines().filter(|line| line.starts_with("FAILED")).collect();
-    assert_eq!(failed.len(), 3, "{report}");
-    let reasons = ["damaged.gguf", "another program, perhaps another Thunder", "127.0.0.1:1"];
+    assert_eq!(failed.len(), 5, "{report}");
+    let reasons = [
+        "--grammar sets an invalid default of requests",
+        "damaged.gguf",
+        "another program, perhaps another Thunder",
+        "damaged.gguf/data/spool: Not a directory",
+        "127.0.0.1:1",
+    ];
     for (line, reason) in failed.iter().zip(reasons) {
         assert!(line.contains(reason), "{report}");
     }
+}
+
+#[tokio::test]
+async fn doctor_reports_databases_in_which_the_server_cannot_create_tables() {
+    let data_dir = folder().join("none");
+    let doctor = async |url: &str| {
+        let mut command = thunder();
+        command.args(["doctor", "--no-model", "--port", "0", "--database-url", url, "--data-dir"]).arg(&data_dir);
+        let output = output_of(command).await;
+        let report = text(&output.stdout);
+        let failed = report.lines().find(|line| line.starts_with("FAILED")).unwrap_or_default().to_owned();
+        assert_eq!(output.status.code(), Some(i32::from(!failed.is_empty())), "{report}");
+        failed
+    };
+    let database = TestDatabase::empty();
+    let url = database.url();
+    assert_eq!(doctor(&url).await, "");
+    let tables = psql(&url, "select count(*) from pg_tables where schemaname = 'public'").await;
+    assert!(tables == "0" && !data_dir.exists(), "the check changed something: {tables} tables");
+
+    psql(&url, "create role doctor login; revoke create on schema public from public").await;
+    let failed = doctor(&url.replace("//postgres@", "//doctor@")).await;
+    assert!(failed.contains("permission denied for schema public; the role"), "{failed}");
+
+    psql(&url, "do $$ begin execute format('alter database %I set default_transaction_read_only = on', current_database()); end $$")
+        .await;
+    let failed = doctor(&url).await;
+    assert!(failed.contains("does not accept writes: it is a standby"), "{failed}");
 }

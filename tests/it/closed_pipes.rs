@@ -44,8 +44,8 @@ async fn command_with_closed_output_records_its_run() {
     // The address of a replay of an engine in this process.
     let run_id = |errors: &str| {
         let replay = errors.lines().find_map(|line| line.strip_prefix("replay: http://127.0.0.1:6767/runs/"));
-        let run_id = replay.and_then(|replay| replay.strip_suffix(" (while `thunder serve` runs)"));
-        run_id.unwrap_or_else(|| panic!("{errors}")).to_owned()
+        let run_id = replay.and_then(|replay| replay.split_once(" (while `thunder serve --data-dir "));
+        run_id.unwrap_or_else(|| panic!("{errors}")).0.to_owned()
     };
     let (code, errors) = unread(local(&["run", "Hello!", "--raw", "-n", "6", "--temperature", "0"])).await;
     assert_eq!(code, Some(0), "{errors}");

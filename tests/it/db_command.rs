@@ -1,6 +1,7 @@
 //! `thunder db` on plain PostgreSQL. `store::citus` tests the same commands on a cluster.
 
-use super::harness::{Server, folder, output_of, text, thunder};
+use super::harness::postgres::TestDatabase;
+use super::harness::{Server, folder, model, output_of, psql, text, thunder};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -50,6 +51,13 @@ async fn status_lists_tables_partitions_and_spool_of_a_running_server() {
     assert_eq!(events.split_whitespace().take(4).collect::<Vec<_>>(), ["events", "local", "-", "4"]);
     assert!(list.contains("\nPartitions: 3 from 20"), "{list}");
     assert!(list.contains("\nSpool: empty; 5 B of rejected or damaged records in"), "{list}");
+
+    let mut doctor = thunder();
+    doctor.args(["doctor", "--no-model", "--port", "0", "--data-dir"]).arg(&server.data_dir);
+    let report = text(&output_of(doctor).await.stdout);
+    let failed: Vec<&str> = report.lines().filter(|line| line.starts_with("FAILED")).collect();
+    let owner = format!("is in use by another Thunder (process {})", server.pid());
+    assert!(failed.len() == 1 && failed[0].contains(&owner), "{report}");
     assert_eq!(server.stop("TERM").await, Some(0));
 }
 
@@ -169,12 +177,50 @@ async fn distribution_without_citus_shows_its_plan_and_is_rejected() {
     assert_eq!((&status["runs"], &status["partitions"]["unit"]), (&1.into(), &"day".into()), "nothing was changed");
 }
 
+/// `distribute` brings the schema up to date first.
+#[tokio::test]
+async fn role_without_rights_on_settings_learns_whether_citus_is_installed() {
+    let database = TestDatabase::empty();
+    let url = database.url();
+    psql(&url, "create role distributor login; grant create on schema public to distributor").await;
+    let owner_url = url.replace("//postgres@", "//distributor@");
+    let command = db(&folder(), &["distribute", "--database-url", &owner_url]);
+    let rejected = output_of(command).await;
+    let error = text(&rejected.stderr);
+    let available = psql(&url, "select count(*) from pg_available_extensions where name = 'citus'").await == "1";
+    let reason = if available { "Citus is installed but not loaded" } else { "the server has no Citus: install it" };
+    assert!(error.contains(&format!("the tables cannot be distributed: {reason}")), "{error}");
+}
+
 #[tokio::test]
 async fn status_error_without_schema_names_the_remedy() {
-    let data_dir = folder();
-    let rejected = output_of(db(&data_dir, &["status"])).await;
+    let database = TestDatabase::empty();
+    let rejected = output_of(db(&folder(), &["status", "--database-url", &database.url()])).await;
     assert_eq!(rejected.status.code(), Some(1));
     let error = text(&rejected.stderr);
     assert!(error.contains("the schema of the database has version 0"), "{error}");
     assert!(error.contains("start `thunder serve` once"), "{error}");
+}
+
+#[tokio::test]
+async fn commands_that_read_runs_create_no_database() {
+    let data_dir = folder().join("typo");
+    for arguments in [
+        &["db", "status"][..],
+        &["db", "distribute", "--dry-run"],
+        &["runs"],
+        &["export", "x"],
+        &["fork", "x", "--at", "1"],
+        &["replay", "x", "--verify"],
+    ] {
+        let mut command = thunder();
+        command.args(arguments).arg("--data-dir").arg(&data_dir);
+        if matches!(arguments[0], "fork" | "replay") {
+            command.arg("-m").arg(model());
+        }
+        let output = output_of(command).await;
+        let expected = format!("thunder: no database in {}: choose", data_dir.display());
+        assert!(!output.status.success() && text(&output.stderr).contains(&expected), "{arguments:?}: {output:?}");
+        assert!(!data_dir.exists(), "{arguments:?}");
+    }
 }

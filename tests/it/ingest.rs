@@ -1,6 +1,6 @@
 //! `POST /ingest`: accepted and rejected documents, and their storage.
 
-use super::harness::{Server, message_of, server};
+use super::harness::{Server, message_of, server, with_fields};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -110,6 +110,47 @@ async fn repeated_document_returns_201_and_different_one_conflicts() {
     "#);
     let (_, run) = server.get("/api/v1/runs/again").await;
     assert_eq!(run["events"][2]["token_text"], " there");
+}
+
+#[tokio::test]
+async fn ingested_export_of_a_run_differs_only_in_its_ids() {
+    let server = server().await;
+    let request = |fields: &Value| {
+        let body = json!({
+            "prompt": "A run that is exported", "seed": 7, "max_tokens": 8, "ignore_eos": true, "session_id": "exported",
+            "metadata": {"project": "copies"}
+        });
+        with_fields(body, fields)
+    };
+    let done = server.answer("/v1/completions", &request(&json!({}))).await["thunder"]["run_id"].clone();
+    let body = request(&json!({"stream": true, "max_tokens": 4000}));
+    let mut response = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    let cancelled = json!(response.headers()["x-thunder-run-id"].to_str().unwrap());
+    response.chunk().await.unwrap().unwrap();
+    drop(response);
+    for (id, status, finish_reason) in [(done, "done", "length"), (cancelled, "cancelled", "cancelled")] {
+        let mut original = server.finished(id.as_str().unwrap()).await;
+        let copy_id = format!("copy-of-{status}");
+        original["request"]["request_id"] = json!(copy_id);
+        assert_eq!(server.post("/ingest", &original).await.0, 201);
+        let (_, mut copy) = server.get(&format!("/api/v1/runs/{copy_id}")).await;
+        let run = &copy["run"];
+        assert_eq!(
+            (&run["status"], &run["finish_reason"], &run["seed"]),
+            (&json!(status), &json!(finish_reason), &json!(7))
+        );
+        assert_eq!(run["metadata"], json!({"project": "copies", "session_id": "exported"}));
+        assert!(run["generation_us"].as_i64().unwrap() > 0, "{run}");
+        for run in [&mut original["run"], &mut copy["run"]] {
+            for name in ["run_id", "request_id", "surface", "version", "mod_text"] {
+                run[name].take();
+            }
+        }
+        assert_eq!(copy, original);
+        assert_eq!(server.post("/ingest", &copy).await.0, 201, "the export of a copy is the same document");
+    }
+    let (_, found) = server.get("/api/v1/runs?q=session:exported%20request:copy-of").await;
+    assert_eq!(found["runs"].as_array().unwrap().len(), 2, "{found}");
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! `KoboldCPP`'s API as its clients use it, for example later versions of Halo Weave.
 
 mod bans;
+mod polling;
 mod retractions;
 
 use crate::harness::{Server, SseReader, message_of, server};
@@ -82,7 +83,7 @@ async fn requests_of_halo_weave_are_answered() {
 
 /// Sends a request on `KoboldCPP`'s WebSocket; returns its frames and the code of the close frame. Closes, like
 /// clients, after `done`.
-async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, Option<u16>) {
+pub async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, Option<u16>) {
     let url = format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let mut socket = WebSocket::connect(url).await.unwrap();
     socket.send(Frame::text(body.to_string())).await.unwrap();
@@ -174,8 +175,10 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
     let server = server().await;
     let url = || format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let key = format!("FRAMES{}", std::process::id());
-    let body = json!({"input_ids": [40, 41, 42], "max_length": 3000, "ignore_eos": true, "genkey": key});
     for disconnects in [false, true] {
+        let id = format!("{key} {disconnects}");
+        let body =
+            json!({"input_ids": [40, 41, 42], "max_length": 3000, "ignore_eos": true, "genkey": key, "request_id": id});
         let mut socket = WebSocket::connect(url()).await.unwrap();
         socket.send(Frame::text(body.to_string())).await.unwrap();
         let first = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().unwrap();
@@ -195,14 +198,9 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
             };
             assert_eq!(done["finish_reason"], "cancelled");
         }
-        // The key of the ended generation can be used again.
-        let until_key_is_free = async {
-            while server.answer("/api/extra/generate/check", &json!({"genkey": key})).await["results"][0]["text"] != ""
-            {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(WAIT_TIMEOUT, until_key_is_free).await.expect("the generation continues");
+        assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
+        let check = server.answer("/api/extra/generate/check", &json!({"genkey": key})).await;
+        assert_ne!(check["results"][0]["text"], "", "the text remains");
     }
 }
 
@@ -240,6 +238,17 @@ async fn prompt_is_completed_with_and_without_stream() {
         json!({"prompt": "word ".repeat(20_000), "memory": "Remember.", "max_length": 2, "max_context_length": 100});
     let answer = server.answer("/api/v1/generate", &long).await;
     assert!(answer["results"][0]["prompt_tokens"].as_u64().unwrap() <= 98, "{answer}");
+    // Without a maximum, the prompt leaves room for an answer.
+    let unlimited =
+        json!({"prompt": "word ".repeat(200), "max_length": -1, "max_context_length": 100, "bypass_eos": true});
+    let answer = server.answer("/api/v1/generate", &unlimited).await;
+    assert!(answer["results"][0]["completion_tokens"].as_u64().unwrap() >= 50, "{answer}");
+    for max_length in [-1, 100] {
+        let limited = json!({"prompt": "Hi", "max_length": max_length, "max_context_length": 32, "bypass_eos": true});
+        let result = &server.answer("/api/v1/generate", &limited).await["results"][0];
+        let [prompt, answer] = ["prompt_tokens", "completion_tokens"].map(|name| result[name].as_u64().unwrap());
+        assert_eq!((prompt + answer, &result["finish_reason"]), (32, &json!("length")), "{result}");
+    }
     for wrong in [json!({"prompt": 5}), json!({"prompt": ""}), json!({"prompt": "x", "temperature": "hot"})] {
         let (status, error) = server.post("/api/v1/generate", &wrong).await;
         assert_eq!((status, &error["detail"]["type"]), (400, &json!("bad_input")), "{wrong}: {error}");
@@ -263,33 +272,6 @@ async fn control_tokens_are_shown_on_request() {
         let received = events(server, &body).await;
         assert_eq!(received.iter().map(|(_, event)| event["token"].as_str().unwrap()).collect::<String>(), text);
     }
-}
-
-#[tokio::test]
-async fn generation_can_be_polled_and_aborted() {
-    let server = server().await;
-    let key = format!("KCPP{}", std::process::id());
-    let body = json!({"prompt": "The sky is", "max_length": 3000, "genkey": key, "bypass_eos": true});
-    let generating = async { server.answer("/api/v1/generate", &body).await };
-    let watching = async {
-        loop {
-            let check = server.answer("/api/extra/generate/check", &json!({"genkey": key})).await;
-            if check["results"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        let aborted = server.answer("/api/extra/abort", &json!({"genkey": key})).await;
-        assert_eq!(aborted, json!({"success": "true", "done": "true"}));
-    };
-    let (answer, ()) = tokio::join!(generating, watching);
-    assert_eq!(answer["results"][0]["finish_reason"], "abort");
-    assert!(!answer["results"][0]["text"].as_str().unwrap().is_empty());
-    let prompt = server.answer("/api/extra/tokencount", &json!({"prompt": "The sky is"})).await;
-    assert_eq!(answer["results"][0]["prompt_tokens"], prompt["value"], "{answer}");
-    assert!(answer["results"][0]["completion_tokens"].as_u64().unwrap() > 0, "{answer}");
-    let second_abort = server.answer("/api/extra/abort", &json!({"genkey": key})).await;
-    assert_eq!(second_abort["success"], "false");
 }
 
 #[tokio::test]
@@ -395,26 +377,4 @@ async fn hanging_database_delays_no_message() {
     };
     tokio::time::timeout(WAIT_TIMEOUT, chat).await.expect("each message waited for the database");
     drop(paused);
-}
-
-#[tokio::test]
-async fn logprobs_are_in_answer_and_queryable_later() {
-    let server = server().await;
-    let key = format!("LOGP{}", std::process::id());
-    let body = |logprobs: bool| json!({"prompt": "The sky is", "max_length": 6, "genkey": key, "logprobs": logprobs, "bypass_eos": true});
-    let last = async || server.answer("/api/extra/last_logprobs", &json!({"genkey": key})).await["logprobs"].clone();
-    assert_eq!(last().await, Value::Null);
-    let answer = server.answer("/api/v1/generate", &body(true)).await;
-    let (text, logprobs) = (answer["results"][0]["text"].as_str().unwrap(), &answer["results"][0]["logprobs"]);
-    let list = |name: &str| logprobs[name].as_array().unwrap().clone();
-    let tokens: String = list("tokens").iter().map(|token| token.as_str().unwrap()).collect();
-    assert_eq!((tokens.as_str(), list("tokens").len()), (text, 6));
-    assert!(list("token_logprobs").iter().all(|value| value.as_f64().unwrap() <= 0.0));
-    assert!(list("top_logprobs").iter().all(|top| !top.as_object().unwrap().is_empty()));
-    assert_eq!(list("content")[0]["token_id"], list("token_ids")[0]);
-    assert_eq!(list("text_offset")[1], list("tokens")[0].as_str().unwrap().chars().count());
-    assert_eq!(last().await, *logprobs);
-
-    let answer = server.answer("/api/v1/generate", &body(false)).await;
-    assert_eq!((&answer["results"][0]["logprobs"], last().await), (&Value::Null, Value::Null));
 }

@@ -11,6 +11,7 @@ use thunder::events::{ActionType, FinishReason, RunEnd, Surface, TraceItem};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{ModFolder, ModRef, ModRegistry};
 use thunder::recording::Signal;
+use thunder::trace::fold::Fold;
 use tokio::sync::mpsc;
 
 /// An engine with built-in and Python mods, and the channel of its recorder.
@@ -242,6 +243,9 @@ async fn tokens_that_a_mod_discards_are_not_sent() {
     let result = engine.run(&[("discard_from_third", Value::Null)]).await;
     assert_eq!(result.exceptions(), Vec::<&str>::new());
     assert_eq!((&result.text, &result.end.finish.text, result.retracted), (&expected, &expected, 0));
+    let mut fold = Fold::new();
+    result.items.iter().for_each(|item| fold.apply(item));
+    assert_eq!((fold.answer_text(), fold.rows().last().unwrap().removed_at), (expected, fold.event_count()));
 }
 
 #[tokio::test]

@@ -81,6 +81,20 @@ async fn mod_is_created_checked_and_pushed() {
     let row = list.lines().find(|line| line.starts_with("calm ")).unwrap();
     assert!(row.contains("uploaded") && row.contains("Ends sentences calmly."), "{list}");
     add_result(&mut errors, &[&["mods", "push", &file, "--name", "ban-phrases"][..], &connection].concat()).await;
+    for (change, state) in [("disable", "disabled"), ("enable", "enabled")] {
+        let (code, stdout, stderr) = run(&[&["mods", change, "calm"][..], &connection].concat()).await;
+        assert_eq!((code, stdout), (0, format!("calm: {state} on {}\n", server.base)), "{stderr}");
+        let (_, list, _) = run(&[&["mods", "list"][..], &connection].concat()).await;
+        let row = list.lines().find(|line| line.starts_with("calm ")).unwrap();
+        assert!(row.contains(state), "{list}");
+    }
+    let (code, stdout, stderr) = run(&[&["mods", "remove", "calm"][..], &connection].concat()).await;
+    assert_eq!((code, stdout), (0, format!("calm: removed from {}\n", server.base)), "{stderr}");
+    for arguments in [["mods", "remove", "calm"], ["mods", "remove", "ban-phrases"], ["mods", "disable", "a/b"]] {
+        add_result(&mut errors, &[&arguments[..], &connection].concat()).await;
+    }
+    let arguments = ["mods", "disable", "ban-phrases", "--server", &server.base, "--api-key", "wrong"];
+    add_result(&mut errors, &arguments).await;
     let (code, _, stderr) = run(&["mods", "push", &file, "--server", &server.base, "--api-key", "wrong"]).await;
     assert!(code == 2 && stderr.starts_with("thunder: calm: "), "{stderr}");
 
@@ -90,12 +104,29 @@ async fn mod_is_created_checked_and_pushed() {
                   def short(event, actions, tokenizer):\n    return actions.force_output(tokenizer.encode(END))\n";
     std::fs::write(package.join("short.py"), source).unwrap();
     std::fs::write(package.join("words/few.py"), "END = \"Yes.\"\n").unwrap();
-    std::fs::write(package.join("test_short.py"), "import pytest\n").unwrap();
+    let test = "from thunder_mods.testing import run\nfrom .short import short\n\n\n\
+                def test_answer():\n    assert run(short, model=\"a\").check().text == \"Yes.\"\n";
+    std::fs::write(package.join("test_short.py"), test).unwrap();
+    std::fs::write(
+        path(&folder, "test_moods.py"),
+        format!("import words_for_tests\n{}", test.replace("from .short", "from moods.short")),
+    )
+    .unwrap();
+    std::fs::write(path(&folder, "words_for_tests.py"), "").unwrap();
     let moods = package.to_str().unwrap();
-    let (code, stdout, stderr) = run(&["mods", "check", moods]).await;
-    assert!(code == 0 && stdout.contains("short"), "{stdout}{stderr}");
+    let (code, stdout, stderr) = run(&["mods", "test", moods]).await;
+    assert!(code == 0 && stdout.contains("moods/test_short.py::test_answer"), "{stdout}{stderr}");
+    assert!(stdout.contains("test_moods.py::test_answer\n2 passed"), "{stdout}");
+    let alone = path(&folder, "alone.py");
+    std::fs::write(&alone, "from calm import calm\n").unwrap();
+    let (code, _, stderr) = run(&["mods", "test", &alone]).await;
+    assert!(code == 2 && stderr.contains("alone.py imports calm.py, but a server has only alone.py"), "{stderr}");
+    let (code, checked, stderr) = run(&["mods", "check", moods]).await;
+    assert!(code == 0 && checked.contains("short"), "{checked}{stderr}");
     let (code, stdout, stderr) = run(&[&["mods", "push", moods][..], &connection].concat()).await;
     assert!(code == 0 && stdout.starts_with("short "), "{stdout}{stderr}");
+    let version = stdout.split([' ', ':']).nth(1).unwrap();
+    assert!(checked.starts_with(&format!("{moods}: short {version} ")), "{checked}{stdout}");
     let body = json!({"prompt": "Well?", "mods": ["short"]});
     let request = crate::harness::http().post(format!("{}/v1/completions", server.base)).bearer_auth("boss-key");
     let answer: Value = request.json(&body).send().await.unwrap().json().await.unwrap();
@@ -178,7 +209,8 @@ async fn ingested_run_with_mod_source_can_be_rerun() {
     let stored_sources = other.data_dir.join("mod-sources");
     std::fs::create_dir(&stored_sources).unwrap();
     let source = std::fs::read_to_string(Path::new(MODS).join("replace_start.py")).unwrap();
-    std::fs::write(stored_sources.join(&hash), serde_json::to_vec(&source).unwrap()).unwrap();
+    let upload = json!({ "source": source });
+    std::fs::write(stored_sources.join(&hash), upload.to_string()).unwrap();
     document["request"]["request_id"] = json!("with-source");
     assert_eq!(other.post("/ingest", &document).await.0, 201);
     assert!(!stored_sources.join(&hash).exists(), "the server takes over the mod's source");
@@ -267,6 +299,13 @@ async fn mod_test_compares_with_recorded_run() {
     let arguments = ["mods", "test", &file, "--against", &exported, "--config", &config];
     let (code, stdout, stderr) = run(&[&arguments[..], &connection[2..]].concat()).await;
     assert!(code == 0 && stdout.contains("the recorded run did not use the mod"), "{stdout}{stderr}");
+    let printing = path(&mods, "_printing.py");
+    let source_of_printing = "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\n\
+                              def printing(event, actions, tokenizer):\n    print(\"seen\")\n";
+    std::fs::write(&printing, source_of_printing).unwrap();
+    let arguments = ["mods", "test", &printing, "--against", &exported];
+    let (code, stdout, stderr) = run(&[&arguments[..], &connection[2..]].concat()).await;
+    assert!(code == 0 && stdout.contains(": 1 calls, 0 with an effect, 1 log lines"), "{stdout}{stderr}");
     let (code, _, stderr) = run(&[&["mods", "test", &file, "--against", "nope"][..], &connection].concat()).await;
     assert!(code == 2 && stderr.contains("nope"), "{stderr}");
 

@@ -1,6 +1,7 @@
 //! Metrics, access log and request ids.
 
-use super::harness::{Server, server};
+use super::harness::postgres::TestDatabase;
+use super::harness::{Server, folder, output_of, server, text, thunder};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,6 +166,13 @@ async fn access_log_has_a_json_line_per_request() {
         selected(&log[1]),
         [json!("GET"), json!("/api/v1/runs/{id}"), json!(200), key, Value::Null, json!(assigned_id), json!(true)]
     );
+    let text = server.log();
+    let complete = text.rsplit_once('\n').unwrap().0;
+    assert!(complete.lines().all(|line| line.starts_with('{')), "standard error has only JSON lines: {complete}");
+    assert!(
+        complete.contains(&format!("\"message\":\"ready, dashboard and APIs are on {}\"", server.base)),
+        "{complete}"
+    );
     for line in &log {
         assert_eq!((&line["level"], &line["message"]), (&json!("INFO"), &json!("request")), "{line}");
         assert!(line["elapsed_ms"].as_f64().unwrap() > 0.0 && line["timestamp"].is_string(), "{line}");
@@ -173,6 +181,24 @@ async fn access_log_has_a_json_line_per_request() {
     server.finished(&run_id).await;
     let (_, found) = server.get("/api/v1/runs?q=metadata.x-request-id:from-the-client/1").await;
     assert_eq!(found["runs"][0]["run_id"], json!(run_id), "{found}");
+    let run = server.get(&format!("/api/v1/runs/{run_id}")).await.1;
+    let rerun = json!({"prompt": run["events"][0]["details"]["prompt"]});
+    let rerun = server.answer("/api/v1/reruns", &rerun).await["run_id"].clone();
+    let fork = server.post(&format!("/api/v1/runs/{run_id}/forks"), &json!({"at": {"step": 1}})).await.1;
+    let forked = fork["runs"][0]["run_id"].clone();
+    let routes = [("/api/v1/reruns", rerun), ("/api/v1/runs/{id}/forks", forked)];
+    let begun = Instant::now();
+    for (route, run_id) in routes {
+        let line = loop {
+            let log = access_log(&server, 3).await;
+            if let Some(line) = log.into_iter().find(|line| line["route"] == route) {
+                break line;
+            }
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "{}", server.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert!(run_id.is_string() && line["run_id"] == run_id, "{line}");
+    }
 }
 
 #[tokio::test]
@@ -185,6 +211,26 @@ async fn disconnected_stream_is_logged_as_incomplete() {
     drop(stream);
     let log = access_log(&server, 1).await;
     assert_eq!((&log[0]["route"], &log[0]["complete"]), (&json!("/completion"), &json!(false)), "{log:?}");
+    // A client that disconnects before the response.
+    let body = json!({"prompt": "Once", "n_predict": 4000, "ignore_eos": true, "request_id": "no-response"});
+    let request = tokio::spawn(server.request(Method::POST, "/completion").json(&body).send());
+    let begun = Instant::now();
+    while server.get("/api/v1/runs/no-response").await.0 != 200 {
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "the run does not start");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let run_id = server.get("/api/v1/runs/no-response").await.1["run"]["run_id"].clone();
+    request.abort();
+    let cancelled = loop {
+        let log = access_log(&server, 1).await;
+        if let Some(line) = log.into_iter().find(|line| line["status"] == 499) {
+            break line;
+        }
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "{}", server.log());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(cancelled["run_id"], run_id, "{cancelled}");
+    assert!(run_id.is_string());
 }
 
 #[tokio::test]
@@ -195,6 +241,49 @@ async fn access_log_can_be_turned_off() {
     server.stop("TERM").await;
     let log = server.log();
     assert!(log.contains("context created") && !log.contains("thunder::access"), "{log}");
+    assert!(!log.contains("\"llama-cpp-2\"") && !log.contains("\"refinery_core"), "{log}");
+}
+
+/// The database server answers, and has no database of this name.
+#[tokio::test]
+async fn error_that_ends_the_start_is_an_event_of_the_log() {
+    let folder = folder();
+    let (file, url) = (folder.join("thunder.log"), TestDatabase::empty().url());
+    let url = format!("{}/missing", url.rsplit_once('/').unwrap().0);
+    let run = async |name: &[&str], arguments: &[&str]| {
+        let mut command = thunder();
+        command.args(name).args(["--database-url", &url, "--data-dir"]).arg(&folder).args(arguments);
+        let output = output_of(command).await;
+        assert_eq!(output.status.code(), Some(1));
+        text(&output.stderr)
+    };
+    let serve = async |arguments: &[&str]| run(&["serve", "--no-model", "--port", "0"], arguments).await;
+    let reason = "rejected the connection: database \"missing\" does not exist";
+    let expect_error = |lines: &str| {
+        let events: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let last = events.last().unwrap();
+        let message = last["message"].as_str().unwrap();
+        assert!(message.starts_with("the database at ") && message.ends_with(reason), "{message}");
+        assert_eq!(last["level"], "ERROR");
+        assert!(events.iter().any(|event| event["message"].as_str().unwrap().starts_with("listening on http://")));
+    };
+    let expect_plain_lines = |printed: &str| {
+        let is_plain = printed.lines().all(|line| line.starts_with("thunder: "));
+        assert!(is_plain && printed.ends_with(&format!("{reason}\n")), "{printed}");
+    };
+    expect_error(&serve(&["--log-format", "json"]).await);
+    expect_plain_lines(&serve(&["--log-format", "json", "--log-file", file.to_str().unwrap()]).await);
+    expect_error(&std::fs::read_to_string(&file).unwrap());
+    // The filter hides the event with the address, but not the address.
+    let printed = serve(&["--log-format", "json", "--log", "warn"]).await;
+    let (plain, events): (Vec<&str>, Vec<&str>) = printed.lines().partition(|line| line.starts_with("thunder: "));
+    assert!(plain[0].starts_with("thunder: listening on http://"), "{printed}");
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert!(last["message"].as_str().unwrap().ends_with(reason), "{printed}");
+    // Only the server reports errors as events.
+    expect_plain_lines(&run(&["db", "status"], &["--log-format", "json"]).await);
+    let printed = serve(&[]).await;
+    assert_eq!(printed.matches(reason).count(), 1, "{printed}");
 }
 
 #[tokio::test]
@@ -246,7 +335,7 @@ async fn dashboard_for_grafana_queries_existing_metrics() {
             json!({"record": format!("panel:{index}"), "expr": expression})
         })
         .collect();
-    let folder = super::harness::folder();
+    let folder = folder();
     let file = folder.join("rules.yml");
     std::fs::write(&file, json!({"groups": [{"name": "panels", "rules": rules}]}).to_string()).unwrap();
     promtool(&["check", "rules", file.to_str().unwrap()], "");

@@ -80,6 +80,11 @@ async fn assert_pages_link_below_prefix(server: &Server, http: Client, root: Str
     let cookie = login.headers()["set-cookie"].to_str().unwrap();
     assert!(cookie.contains(&format!("Path={PREFIX};")), "{cookie}");
     browser.cookie = cookie.split(';').next().unwrap().to_owned();
+    let logout = browser.http.post(format!("{}/logout", server.base)).send().await.unwrap();
+    assert_eq!(location(&logout), format!("{PREFIX}/login"));
+    let removed = logout.headers()["set-cookie"].to_str().unwrap();
+    assert!(removed.contains(&format!("=; Path={PREFIX}; Max-Age=0;")), "{removed}");
+    assert_eq!(logout.headers()["clear-site-data"], "\"cache\"", "the storage belongs to all programs of the address");
 
     for path in ["", "/", "/favicon.ico"] {
         let response = browser.get(&format!("{PREFIX}{path}")).await;
@@ -96,6 +101,8 @@ async fn assert_pages_link_below_prefix(server: &Server, http: Client, root: Str
         seen.extend(links(&page));
     }
     assert!(seen.len() > 25, "{seen:?}");
+    // A form, which only accepts POST.
+    assert!(seen.remove(&format!("{PREFIX}/logout")), "{seen:?}");
     for link in &seen {
         assert!(link.starts_with(&format!("{PREFIX}/")), "{link}");
         let status = browser.get(link).await.status();

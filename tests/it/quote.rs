@@ -143,8 +143,8 @@ async fn keys_of_quote_clients_are_accepted() {
     for (name, key, expected) in [
         ("x-user-api-key", USER_KEY, 200),
         ("x-user-api-key", "wrong", 401),
-        ("x-user-api-key", TRACE_KEY, 401),
-        ("x-api-key", TRACE_KEY, 401),
+        ("x-user-api-key", TRACE_KEY, 403),
+        ("x-api-key", TRACE_KEY, 403),
     ] {
         assert_eq!(status(header(name, key)).await, expected, "{name}: {key}");
     }
@@ -153,7 +153,7 @@ async fn keys_of_quote_clients_are_accepted() {
     let post = |path: &str, body: &Value| without_key(&server, Method::POST, path).json(body);
     let prompt = |key: Value| json!({"prompt": "a", "max_tokens": 1, "user_api_key": key});
     for (key, expected) in
-        [(json!(USER_KEY), 200), (json!("wrong"), 401), (json!(TRACE_KEY), 401), (json!(7), 401), (Value::Null, 401)]
+        [(json!(USER_KEY), 200), (json!("wrong"), 401), (json!(TRACE_KEY), 403), (json!(7), 401), (Value::Null, 401)]
     {
         assert_eq!(status(post("/v1/completions", &prompt(key.clone()))).await, expected, "{key}");
     }

@@ -244,6 +244,17 @@ async fn mods_directory_is_watched() {
     assert_eq!(text(&complete(&server, "", "mended").await.1), "three");
     std::fs::remove_file(mods.join("fixed.py")).unwrap();
     wait_for_mod(&server, "", "fixed", |status, _| status == 404).await;
+
+    let package = mods.join("pack");
+    std::fs::create_dir_all(package.join("deep")).unwrap();
+    write(&package, "deep/words.py", "WORD = \"four\"\n");
+    let source = forced_answer("packed", "WORD").replace("\"WORD\"", "WORD");
+    write(&package, "__init__.py", &format!("from .deep.words import WORD\n{source}"));
+    let first = wait_for_mod(&server, "", "packed", |status, _| status == 200).await["hash"].clone();
+    assert_eq!(text(&complete(&server, "", "packed").await.1), "four");
+    write(&package, "deep/words.py", "WORD = \"five\"\n");
+    wait_for_mod(&server, "", "packed", |_, shown| shown["hash"] != first).await;
+    assert_eq!(text(&complete(&server, "", "packed").await.1), "five");
 }
 
 #[tokio::test]

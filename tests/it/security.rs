@@ -70,7 +70,9 @@ async fn page_of_other_origin_cannot_start_runs() {
 
 #[tokio::test]
 async fn all_routes_except_health_require_key() {
-    let server = Server::start(&["--api-key", KEY, "--api-key", "second", "--cors-origin", "https://app.example"]);
+    let flags =
+        ["--api-key", KEY, "--api-key", "second", "--ingest-key", "traces", "--cors-origin", "https://app.example"];
+    let server = Server::start(&flags);
     server.wait_ready().await;
     let bearer = format!("Bearer {KEY}");
     for (path, headers, status) in [
@@ -83,6 +85,7 @@ async fn all_routes_except_health_require_key() {
         ("/v1/models", vec![("authorization", "second")], 200),
         ("/v1/models", vec![("authorization", "Bearer")], 401),
         ("/v1/models", vec![("x-api-key", "second")], 200),
+        ("/v1/models", vec![("x-api-key", "traces")], 403),
         ("/api/v1/openapi.json", vec![], 401),
         ("/nowhere", vec![], 401),
         ("/", vec![("accept", "text/html")], 303),
@@ -135,6 +138,16 @@ async fn wildcard_origin_does_not_permit_the_login_of_the_dashboard() {
             let expected = if permitted { status } else { 401 };
             assert_eq!(send(&server, path, &headers).await.status().as_u16(), expected, "{origin:?}");
         }
+        let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+        for path in ["/login", "/logout"] {
+            let mut request = client.post(format!("{}{path}", server.base)).body(format!("key={KEY}"));
+            request = request.header("content-type", "application/x-www-form-urlencoded");
+            if let Some(origin) = origin {
+                request = request.header("origin", origin);
+            }
+            let expected = if permitted { 303 } else { 403 };
+            assert_eq!(request.send().await.unwrap().status().as_u16(), expected, "{path} {origin:?}");
+        }
     }
     let headers = [("cookie", cookie.as_str()), ("origin", FOREIGN)];
     let mut socket = crate::stream::Client::connect_with(&server, &headers).await.unwrap();
@@ -178,13 +191,36 @@ async fn assert_browser_can_log_in(server: &Server) {
             .send()
     };
     assert_eq!(login("wrong").await.unwrap().status().as_u16(), 401);
+    assert_eq!(login("traces").await.unwrap().status().as_u16(), 403);
     let response = login(KEY).await.unwrap();
     assert_eq!(response.status().as_u16(), 303);
     let cookie = response.headers()["set-cookie"].to_str().unwrap();
-    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+    assert!(cookie.contains("; Max-Age=2592000; HttpOnly; SameSite=Strict"), "{cookie}");
     let cookie = cookie.split(';').next().unwrap();
     assert!(!cookie.contains(KEY));
     assert_eq!(send(server, "/v1/models", &[("cookie", cookie)]).await.status().as_u16(), 200);
+    let form = "action=\"/logout\"";
+    let proxy = ("authorization", "Basic YTpi");
+    for (headers, has_form) in
+        [(vec![("cookie", cookie)], true), (vec![("cookie", cookie), proxy], true), (vec![("x-api-key", KEY)], false)]
+    {
+        let headers = [vec![("accept", "text/html")], headers].concat();
+        let response = send(server, "/nowhere", &headers).await;
+        // Otherwise a browser sends "null" as the origin of the form.
+        assert_eq!(response.headers()["referrer-policy"], "same-origin");
+        assert!(response.headers().contains_key("content-security-policy"));
+        let vary = response.headers().get_all("vary").iter().any(|vary| vary.to_str().unwrap().contains("Cookie"));
+        assert!(vary, "{:?}", response.headers());
+        let page = response.text().await.unwrap();
+        assert!(page.contains("<h1>") && page.contains(form) == has_form, "{headers:?}: {page}");
+    }
+    let log_out = |origin| client.post(format!("{}/logout", server.base)).header("origin", origin).send();
+    assert_eq!(log_out("https://evil.example").await.unwrap().status().as_u16(), 403);
+    let response = log_out(&server.base).await.unwrap();
+    let location = response.headers()["location"].to_str().unwrap();
+    assert_eq!((response.status().as_u16(), location), (303, "/login"));
+    assert_eq!(response.headers()["set-cookie"], "thunder_session=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict");
+    assert_eq!(response.headers()["clear-site-data"], "\"cache\", \"storage\"");
 }
 
 #[tokio::test]
@@ -198,7 +234,7 @@ async fn login_redirects_to_requested_page() {
         client.get(format!("{}{page_path}", server.base)).header("accept", "text/html").send().await.unwrap();
     let login = location(&rejected);
     let page = client.get(format!("{}{login}", server.base)).send().await.unwrap().text().await.unwrap();
-    let next = page.split("name=\"next\" value=\"").nth(1).unwrap().split('"').next().unwrap().replace("&amp;", "&");
+    let next = page.split("name=\"next\" value=\"").nth(1).unwrap().split('"').next().unwrap().replace("&#38;", "&");
     assert_eq!(next, page_path);
     let log_in = |key: &str, next: &str| {
         let mut body = reqwest::Url::parse("http://form.example").unwrap();
@@ -212,7 +248,7 @@ async fn login_redirects_to_requested_page() {
     for (next, expected) in [(next.as_str(), page_path), ("//evil.example/", "/"), ("https://evil.example", "/")] {
         let again = log_in("wrong", next).await.unwrap();
         assert_eq!(again.status().as_u16(), 401);
-        let again = again.text().await.unwrap().replace("&amp;", "&");
+        let again = again.text().await.unwrap().replace("&#38;", "&");
         assert!(again.contains(&format!("value=\"{expected}\"")), "{again}");
         let done = log_in(KEY, next).await.unwrap();
         assert_eq!((done.status().as_u16(), location(&done)), (303, expected.to_owned()));

@@ -105,6 +105,28 @@ async fn hangup_during_the_start_reloads_api_keys() {
 }
 
 #[tokio::test]
+async fn hangup_reopens_the_log_file() {
+    if !can_receive("HUP") {
+        return;
+    }
+    let folder = folder();
+    let (log, rotated) = (folder.join("thunder.log"), folder.join("thunder.log.1"));
+    let server = Server::start(&["--log-file", log.to_str().unwrap()]);
+    server.wait_ready().await;
+    std::fs::rename(&log, &rotated).unwrap();
+    send_hangup(&server);
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+    wait_until(&server, || async { read(&log).contains("log file reopened") }).await;
+    assert!(read(&rotated).contains("ready, dashboard and APIs are on"), "{}", read(&rotated));
+
+    // A file that cannot be opened does not replace the previous one.
+    std::fs::rename(&log, &rotated).unwrap();
+    std::fs::create_dir(&log).unwrap();
+    send_hangup(&server);
+    wait_until(&server, || async { read(&rotated).contains("the log continues in the previous file") }).await;
+}
+
+#[tokio::test]
 async fn hangup_reloads_the_certificate() {
     if !can_receive("HUP") {
         return;

@@ -1,6 +1,6 @@
 //! `thunder chat` in a pipe and on a pseudo-terminal created by Python.
 
-use super::harness::{Server, folder, model, server, text, thunder};
+use super::harness::{Server, client_command, folder, model, output_of, server, text, thunder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -73,6 +73,20 @@ async fn full_context_is_noted_once_and_shown() {
     let answers: Vec<&str> = notes.split("ended by").collect();
     let noted: Vec<bool> = answers[..5].iter().map(|answer| answer.contains("were evicted")).collect();
     assert_eq!(noted, [false, false, true, false, true], "{notes}");
+    // The reason is the context only if the requested maximum is higher than the room.
+    let prompt = "word ".repeat(60);
+    let count = server.answer("/tokenize", &json!({"content": prompt, "add_special": true})).await;
+    let room = 256 - count["tokens"].as_array().unwrap().len();
+    for (max_tokens, reason) in [
+        ("512".to_owned(), "the context of 256 tokens is full".to_owned()),
+        ("-1".to_owned(), "the context of 256 tokens is full".to_owned()),
+        (room.to_string(), format!("the limit of {room} tokens is reached (--max-tokens)")),
+    ] {
+        let arguments = ["run", &prompt, "--raw", "--seed", "4", "--temperature", "0", "-n", &max_tokens];
+        let output = output_of(client_command(&server, &arguments)).await;
+        let notes = text(&output.stderr);
+        assert!(notes.contains(&format!("ended by length: {reason}\n")), "{max_tokens}: {notes}");
+    }
 }
 
 #[tokio::test]

@@ -34,6 +34,7 @@ test('form of a definition gives the same definition', () => {
 test('seeds are numbers and ranges', () => {
   assert.deepEqual(seedsOf('4294967295'), [4294967295]);
   assert.equal(seedsText([1, 2, 3, 5, 6, 9]), '1-3, 5, 6, 9');
+  assert.throws(() => seedsOf('1-3, 2'), { field: 'seeds', message: 'The seed 2 occurs twice; its runs would be equal. Remove one.' });
   for (const text of ['', '-1', '1.5', 'a', '4294967296', '5-3', '0-99999999']) assert.throws(() => seedsOf(text), { field: 'seeds' }, text);
 });
 

@@ -33,7 +33,7 @@ function expectation(state) {
       rank: state.rank[i],
       entropy_q: state.entropies[i],
       flags: state.flags[i],
-      dt_ms: state.dt[i],
+      dt_us: state.dt[i],
     })),
     marks: state.marks,
     visible: range(eventCount + 1).map((n) => visibleAt(state, n)),
@@ -57,6 +57,17 @@ for (const name of fixtures) {
     assert.deepEqual({ ...expectation(stored), ...notStored }, { ...expected, ...notStored }, 'read from columns');
   });
 }
+
+test('times of stored columns of version 1 are milliseconds', () => {
+  const bytes = Buffer.from(read('specification.json').columns, 'base64');
+  const view = new DataView(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
+  const count = view.getUint32(8, true);
+  const entry = Array.from({ length: view.getUint32(16, true) }, (_, i) => 20 + 12 * i).find((at) => view.getUint32(at, true) === 10);
+  view.setUint16(4, 1, true);
+  view.setUint32(entry + 8, 2 * count, true);
+  view.setUint16(view.getUint32(entry + 4, true), 7, true);
+  assert.equal(parseColumns(view.buffer).dt[0], 7000);
+});
 
 /** Returns the items of a document in order: each event, then its calls, each with its actions. */
 function itemsOf({ events, mod_calls: calls, actions }) {

@@ -156,6 +156,18 @@ class Declarations(unittest.TestCase):
         self.assertEqual(fill_defaults(None, None, None), {})
         self.assertEqual(fill_defaults({"a": 1}, None, None), {"a": 1})
 
+    def test_integers_with_a_fraction_of_zero_become_ints(self):
+        class Numbers:
+            count: int = 1
+            maybe: Optional[int] = None
+            ratio: float = 0.5
+            either: Union[int, float] = 1
+
+        declared = parse_config(Numbers)
+        given = {"count": 2.0, "maybe": 3.0, "ratio": 1.0, "either": 4.0}
+        filled = fill_defaults(given, declared.defaults, declared.schema)
+        self.assertEqual([type(filled[name]) for name in given], [int, int, float, float])
+
     def test_changes_of_configuration_do_not_reach_other_runs(self):
         seen = []
 

@@ -141,7 +141,7 @@ class Backtracking(unittest.TestCase):
         self.assertEqual((result.text, result.sent), ("CD", ["C", "D"]))
 
     def test_announcement_ends_with_the_removal_or_the_next_added_event(self):
-        for held_back, removed, text in ((1, 1, "CDEFG"), (2, 1, "CDEFG"), (-1, 1, "CDEFG")):
+        for held_back, removed, text in ((1, 1, "CDEFG"), (2, 1, "CDEFG"), (-1, 1, "CDEFG"), (None, 1, "CDEFG")):
 
             @mod(events=[Added], holdback=9)
             def announces(event, actions, tokenizer):
@@ -182,9 +182,9 @@ class Ends(unittest.TestCase):
         result = run(at("Prefilled", lambda e, a, t: a.emit_error("no")), model="abc").check()
         self.assertEqual((result.finish_reason, result.message, result.tokens), ("error", "no", []))
 
-    def test_tool_calls_and_errors_discard_text_that_was_not_sent(self):
+    def test_errors_discard_text_that_was_not_sent_and_tool_calls_all_text(self):
         call = {"function": {"name": "now", "arguments": "{}"}}
-        for act in (lambda e, a, t: a.tool_calls(call), lambda e, a, t: a.emit_error("no")):
+        for act, retracts in ((lambda e, a, t: a.tool_calls(call), True), (lambda e, a, t: a.emit_error("no"), False)):
             for holdback, sent in ((0, "ab"), (1, "a"), (9, "")):
 
                 @mod(events=[Added], holdback=holdback)
@@ -192,7 +192,9 @@ class Ends(unittest.TestCase):
                     return act(event, actions, tokenizer) if event.step == 3 else None
 
                 result = run(ends, model="abcdef").check()
-                self.assertEqual((result.seen(), result.text), (sent, sent))
+                text = "" if retracts else sent
+                self.assertEqual((result.seen(), result.text), (text, text))
+                self.assertEqual(result.sent, [*sent, len(sent)] if retracts and sent else [*sent])
 
     def test_end_token_in_forced_list_ends_run(self):
         result = run(at("Added", lambda e, a, t: a.force_tokens([66, t.eos_token_id, 67])), model="aaa").check()

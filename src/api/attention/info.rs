@@ -39,7 +39,7 @@ pub struct ModelInfo {
     hidden_size: u32,
     /// Context the model was trained with, in tokens.
     max_position_embeddings: u32,
-    /// Base frequency of the rotary position embedding.
+    /// Base frequency of the rotary position embedding; `null` if the model has none.
     rope_theta: Option<f32>,
     /// Token that starts a sequence.
     bos_token_id: Option<TokenId>,

@@ -2,6 +2,7 @@
 
 use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
+use super::perf::GenerationFigures;
 use super::request::{self, GenkeyRequest, KoboldRequest, KoboldStreamRequest};
 use super::response::{KoboldAbortResponse, KoboldLogprobs, KoboldPartialResult, KoboldResult, KoboldResults};
 use crate::api::shared::generation::{self, CollectedTokens, RunClient, Runs};
@@ -60,6 +61,7 @@ pub(super) struct KoboldGeneration {
     pub(super) runs: Runs,
     pub(super) entry: GenerationEntry,
     vocabulary: Arc<Vocabulary>,
+    seed: u32,
     render_special: bool,
     stop_tokens: Vec<TokenId>,
     /// Report each token immediately instead of holding back text that may be the start of a stop string.
@@ -93,13 +95,16 @@ pub(super) async fn start(client: &RunClient, genkeys: &Genkeys, body: &Value) -
     let entry = genkeys.register(client.caller.tenant.as_ref(), &genkey);
     let per_token = request.report.per_token;
     let stop_tokens = request.limits.stop_tokens.clone();
+    let seed = request.sampling.seed;
     let vocabulary = Arc::clone(loaded.vocabulary());
     let runs = Runs::start_cancellable(client, &loaded, vec![request], entry.aborted()).await?;
+    entry.count_start();
     let tokens = logprobs.then(CollectedTokens::default);
     Ok(KoboldGeneration {
         runs,
         entry,
         vocabulary,
+        seed,
         render_special,
         stop_tokens,
         per_token,
@@ -116,25 +121,38 @@ impl KoboldGeneration {
     /// The run failed, or the server is stopping.
     pub(super) async fn next(&mut self) -> Result<GenerationEvent, ApiError> {
         loop {
-            let event = match self.runs.next().await? {
-                Some((_, Output::Text(delta))) => self.text_event(delta),
+            return Ok(match self.runs.next().await? {
+                Some((_, Output::Text(delta))) => {
+                    let text = self.visible_text(delta);
+                    self.entry.add(&text);
+                    GenerationEvent::Text(text)
+                }
                 Some((_, Output::Retract { chars, tokens })) => match self.retract(chars, tokens) {
                     0 => continue,
-                    chars => GenerationEvent::Retract(chars),
+                    chars => {
+                        self.entry.retract(chars);
+                        GenerationEvent::Retract(chars)
+                    }
                 },
                 Some((_, Output::PromptProbabilities(_) | Output::PromptProgress(_))) => continue,
                 Some((_, Output::Ended(end))) => {
-                    GenerationEvent::Ended { finish_reason: finish_reason(&end), usage: end.finish.usage }
+                    let figures = GenerationFigures::new(&end.finish, self.seed);
+                    self.end(finish_reason(&end), end.finish.usage, figures)
                 }
-                None => GenerationEvent::Ended { finish_reason: "abort", usage: self.usage() },
-            };
-            match &event {
-                GenerationEvent::Text(text) => self.entry.add(text),
-                GenerationEvent::Retract(chars) => self.entry.retract(*chars),
-                GenerationEvent::Ended { .. } => self.entry.keep_logprobs(self.logprobs()),
-            }
-            return Ok(event);
+                None => self.end("abort", self.usage(), self.figures_so_far()),
+            });
         }
+    }
+
+    fn end(&self, finish_reason: &'static str, usage: Usage, figures: GenerationFigures) -> GenerationEvent {
+        self.entry.end(self.logprobs(), figures);
+        GenerationEvent::Ended { finish_reason, usage }
+    }
+
+    /// Returns the figures of a generation without a complete answer.
+    fn figures_so_far(&self) -> GenerationFigures {
+        let prompt = self.runs.started[0].metrics.prompt.get();
+        GenerationFigures::aborted(prompt, self.token_count as u32, self.seed)
     }
 
     /// Returns the token counts so far.
@@ -152,7 +170,8 @@ impl KoboldGeneration {
         self.tokens.as_ref().map(|tokens| Arc::new(KoboldLogprobs::new(tokens, &self.vocabulary)))
     }
 
-    fn text_event(&mut self, delta: TextDelta) -> GenerationEvent {
+    /// Counts the tokens of an addition and returns its text.
+    fn visible_text(&mut self, delta: TextDelta) -> String {
         let mut text = delta.text;
         self.token_count += delta.tokens.len();
         if self.per_token {
@@ -166,7 +185,7 @@ impl KoboldGeneration {
         if let Some(tokens) = &mut self.tokens {
             tokens.update(0, delta.tokens);
         }
-        GenerationEvent::Text(text)
+        text
     }
 
     /// Returns true if the text lacks the token, as in the engine's text.
@@ -189,12 +208,20 @@ impl KoboldGeneration {
     }
 }
 
+impl Drop for KoboldGeneration {
+    /// Counts a generation that failed or whose client disconnected.
+    fn drop(&mut self) {
+        self.entry.end_incomplete(Some(self.figures_so_far()));
+    }
+}
+
 /// Returns `KoboldCPP`'s name of a finish reason.
 fn finish_reason(end: &RunEnd) -> &'static str {
     if end.finish.reason == FinishReason::Length { "length" } else { "stop" }
 }
 
-/// Returns the text generated so far with this `genkey`.
+/// Returns the text of the newest generation with this `genkey`: the text so far, or the complete text if it has ended.
+/// The texts of the last ended generations are kept.
 #[utoipa::path(post, path = "/api/extra/generate/check", tag = "KoboldCPP",
     request_body(content = GenkeyRequest, content_type = "application/json"),
     responses((status = 200, body = KoboldResults<KoboldPartialResult>)))]
@@ -207,7 +234,7 @@ pub(super) async fn check(
     Ok(Json(KoboldResults { results: [KoboldPartialResult { text }] }))
 }
 
-/// Returns the text generated so far without a `genkey`.
+/// Returns the text of the newest generation without a `genkey`, like `POST`.
 #[utoipa::path(get, path = "/api/extra/generate/check", tag = "KoboldCPP",
     responses((status = 200, body = KoboldResults<KoboldPartialResult>)))]
 pub(super) async fn check_without_key(

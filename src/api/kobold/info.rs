@@ -4,11 +4,12 @@ use super::error::KoboldError;
 use super::request::default_length;
 use crate::api::shared::settings::EmptyList;
 use crate::events::TokenId;
-use crate::server::App;
 use crate::server::models::ModelView;
-use axum::Json;
+use crate::server::{App, Caller};
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Json};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -18,19 +19,27 @@ use utoipa_axum::routes;
 const API_VERSION: &str = "1.2.5";
 /// Version of `KoboldCPP` whose routes are emulated; clients enable features that it has.
 const KOBOLDCPP_VERSION: &str = "1.82.4";
+/// The model's name for clients without a key, as in `KoboldCPP`.
+const PROTECTED_MODEL: &str = "koboldcpp/protected-model";
+
+/// Returns the route that answers without a key.
+pub(super) fn version_router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(version))
+}
+
+/// Returns the routes that reveal less without a key.
+pub(super) fn model_router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(model)).route("/api/latest/model", get(model))
+}
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
-        .routes(routes!(model))
-        .routes(routes!(version))
         .routes(routes!(max_context_length))
         .routes(routes!(true_max_context_length))
         .routes(routes!(max_length))
         .routes(routes!(api_version))
-        .routes(routes!(perf))
         .routes(routes!(soft_prompts))
         .routes(routes!(soft_prompt))
-        .route("/api/latest/model", get(model))
         .route("/api/latest/config/max_context_length", get(max_context_length))
         .route("/api/latest/config/max_length", get(max_length))
         .route("/api/latest/info/version", get(api_version))
@@ -103,22 +112,15 @@ struct KoboldSoftPromptResponse {
     value: &'static str,
 }
 
-/// The load of the server.
-#[derive(Debug, Serialize, ToSchema)]
-struct KoboldLoadResponse {
-    /// Number of waiting runs.
-    queue: usize,
-    /// 1 if no run is active, otherwise 0.
-    idle: u8,
-    /// Seconds since the start of the server.
-    uptime: f64,
-}
-
 /// Returns name, context and dimensions of the model.
 #[utoipa::path(get, path = "/api/v1/model", tag = "KoboldCPP",
-    responses((status = 200, body = KoboldModelResponse),
+    responses((status = 200, body = KoboldModelResponse,
+               description = "The model. Without a key on a server with keys, only `result`: `koboldcpp/protected-model`"),
               (status = 503, description = "No model is loaded")))]
-async fn model(State(app): State<App>) -> Result<Json<KoboldModelResponse>, KoboldError> {
+async fn model(State(app): State<App>, caller: Option<Extension<Caller>>) -> Result<Response, KoboldError> {
+    if caller.is_none() {
+        return Ok(Json(KoboldResultResponse { result: PROTECTED_MODEL }).into_response());
+    }
     let loaded = app.get_or_wake(None).await?;
     let (card, special) = (loaded.model().card(), loaded.vocabulary().special());
     let id = |token: Option<TokenId>| token.map_or(-1, i64::from);
@@ -136,7 +138,8 @@ async fn model(State(app): State<App>) -> Result<Json<KoboldModelResponse>, Kobo
         bos_token_id: id(special.bos),
         eos_token_id: id(special.eos),
         eot_token_id: id(special.eot.or(special.eos)),
-    }))
+    })
+    .into_response())
 }
 
 /// Returns the emulated version and its features.
@@ -187,20 +190,6 @@ async fn max_length(State(app): State<App>) -> Json<KoboldValueResponse> {
 #[utoipa::path(get, path = "/api/v1/info/version", tag = "KoboldCPP", responses((status = 200, body = KoboldResultResponse)))]
 async fn api_version() -> Json<KoboldResultResponse> {
     Json(KoboldResultResponse { result: API_VERSION })
-}
-
-/// Returns the number of waiting runs and the uptime.
-#[utoipa::path(get, path = "/api/extra/perf", tag = "KoboldCPP",
-    responses((status = 200, body = KoboldLoadResponse), (status = 503, description = "No model is loaded")))]
-async fn perf(State(app): State<App>) -> Result<Json<KoboldLoadResponse>, KoboldError> {
-    let engine = app.get_or_wake(None).await?.engine().clone();
-    let active = engine.runs();
-    let uptime_s = (app.now() - app.started_at()).num_milliseconds() as f64 / 1e3;
-    Ok(Json(KoboldLoadResponse {
-        queue: active.saturating_sub(engine.slots() as usize),
-        idle: u8::from(active == 0),
-        uptime: uptime_s,
-    }))
 }
 
 /// Returns an empty list: the server has no soft prompts. Clients of `KoboldAI` query it when they connect.

@@ -22,3 +22,10 @@ pub(super) async fn last_logprobs(
 ) -> Result<Json<LastLogprobsResponse>, KoboldError> {
     Ok(Json(LastLogprobsResponse { logprobs: genkeys.logprobs(&scope, &parse_genkey(&body?)?) }))
 }
+
+/// Returns the log-probabilities of the newest ended generation without a `genkey`, like `POST`.
+#[utoipa::path(get, path = "/api/extra/last_logprobs", tag = "KoboldCPP",
+    responses((status = 200, body = LastLogprobsResponse)))]
+pub(super) async fn last_logprobs_without_key(scope: Scope, genkeys: Extension<Genkeys>) -> Json<LastLogprobsResponse> {
+    Json(LastLogprobsResponse { logprobs: genkeys.logprobs(&scope, "") })
+}

@@ -11,6 +11,7 @@ mod generate;
 mod genkeys;
 mod info;
 mod logprobs;
+mod perf;
 mod request;
 mod response;
 mod socket;
@@ -34,11 +35,14 @@ pub(super) fn protocol(genkeys: &Genkeys) -> Protocol {
         .merge(info::router())
         .routes(routes!(generate::check, generate::check_without_key))
         .routes(routes!(generate::abort))
-        .routes(routes!(logprobs::last_logprobs))
+        .routes(routes!(logprobs::last_logprobs, logprobs::last_logprobs_without_key))
+        .routes(routes!(perf::perf))
         .routes(routes!(tokens::count))
         .routes(routes!(tokens::text));
     let runs = OpenApiRouter::new().routes(routes!(stream::generate)).routes(routes!(generate::generate_latest));
     Protocol::new(KoboldError::render, &["/api/extra", "/api/v1/config", "/api/latest"])
+        .routes(Access::Public, info::version_router())
+        .routes(Access::OptionalKey, info::model_router())
         .routes(Access::Key, routes.layer(genkeys()))
         .routes(Access::Run, runs.layer(genkeys()))
         .routes(Access::Socket, OpenApiRouter::new().routes(routes!(socket::open)).layer(genkeys()))

@@ -1,13 +1,13 @@
 //! Parses a body with a `prompt` into an engine request.
 
 use super::bans::Bans;
-use crate::api::shared::aliases::defaults_with_aliases;
+use crate::api::shared::aliases::aliased_fields;
 use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::images::{ImageReader, RequestImages};
 use crate::api::shared::parameters::MinTokens;
 use crate::api::shared::{Fields, base_request, parameters};
-use crate::engine::{ReportOptions, Request};
+use crate::engine::{Limits, ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::{TokenizeOptions, Vocabulary};
 use crate::server::{ApiError, App, LoadedModel};
@@ -46,8 +46,11 @@ pub(super) struct KoboldStreamRequest {
     prompt: Option<String>,
     /// Images in base64, placed before `prompt` and after `memory`.
     images: Option<Vec<String>>,
-    /// Maximum tokens of the answer.
-    max_length: Option<u32>,
+    /// Maximum tokens of the answer; -1 for as many as fit.
+    max_length: Option<i32>,
+    /// Maximum tokens of prompt, images and answer together, if that is less than the context of a slot; only with
+    /// `prompt`.
+    max_context_length: Option<u32>,
     temperature: Option<f64>,
     top_p: Option<f64>,
     top_k: Option<i32>,
@@ -107,7 +110,8 @@ pub(super) fn default_length(app: &App) -> i64 {
 /// 400 naming the invalid field.
 pub(super) async fn parse(app: &App, loaded: &LoadedModel, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
     let images = read_images(app, loaded, fields).await?;
-    let (mut defaults, names) = defaults_with_aliases(app, fields);
+    let (aliased, names) = aliased_fields(fields);
+    let mut defaults = app.config().server.request_defaults.clone();
     defaults.entry("max_tokens").or_insert(default_length(app).into());
     defaults.remove("n_predict");
     if bans_end(fields)? {
@@ -120,8 +124,8 @@ pub(super) async fn parse(app: &App, loaded: &LoadedModel, fields: Fields<'_>) -
         None => fields,
     };
     // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
-    let mut parsed = parse_fields(app, loaded, replaced.with_defaults(&defaults).lenient(), images)
-        .map_err(|error| names.restore(error))?;
+    let fields = replaced.with_aliases(&aliased).with_defaults(&defaults).lenient();
+    let mut parsed = parse_fields(app, loaded, fields, images).map_err(|error| names.restore(error))?;
     if let Some(bans) = bans {
         parsed.request.mods.extend(bans.mods(app.registry())?);
     }
@@ -151,8 +155,17 @@ fn parse_fields(
     fields: Fields<'_>,
     images: RequestImages,
 ) -> Result<KoboldRequest, ApiError> {
-    let max_tokens = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
-    let prompt = prompt(loaded, fields, usize::try_from(max_tokens).unwrap_or(0), &images)?;
+    let max_tokens = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.filter(|&max| max >= 0);
+    let max_context = fields.integer("max_context_length", 1..=i64::from(i32::MAX))?.map(|max| max as usize);
+    let slot_context = loaded.engine().context_per_slot() as usize;
+    let smaller_context = max_context.filter(|&max| max < slot_context);
+    let context = smaller_context.unwrap_or(slot_context);
+    if let Some(max) = smaller_context {
+        check_images(&images, max)?;
+    }
+    let reserved = max_tokens.unwrap_or_else(|| default_length(app)) as usize;
+    let prompt = prompt(loaded, fields, context, reserved, &images)?;
+    let room = context.saturating_sub(prompt.len()).max(1) as u32;
     let trim_stop = fields.flag("trim_stop")?.unwrap_or(true);
     let render_special = fields.flag("render_special")?.unwrap_or(false);
     let mut request = Request {
@@ -162,6 +175,11 @@ fn parse_fields(
         visible_tokens: if render_special { control_tokens(loaded.vocabulary()) } else { Vec::new() },
         ..base_request(app, loaded, fields, prompt, Surface::Kobold, MinTokens::One)?
     };
+    if smaller_context.is_some() {
+        let limits = &mut request.limits;
+        limits.max_tokens = limits.max_tokens.min(room);
+        limits.max_steps = limits.max_steps.min(Limits::new(room).max_steps);
+    }
     images.move_to(&mut request);
     Ok(KoboldRequest {
         request,
@@ -171,27 +189,39 @@ fn parse_fields(
     })
 }
 
+/// Checks that images leave room for a token of the prompt and one of the answer in a context of `max` tokens.
+fn check_images(images: &RequestImages, max: usize) -> Result<(), ApiError> {
+    let tokens: usize = images.images.iter().map(|image| image.tokens().len()).sum();
+    if tokens == 0 || tokens + 2 <= max {
+        return Ok(());
+    }
+    let message = format!(
+        "`max_context_length` must be at least {}, because the images have {tokens} tokens, got {max}; increase it, or send \
+         fewer or smaller images",
+        tokens + 2
+    );
+    Err(ApiError::invalid("max_context_length", message))
+}
+
 fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
     (0..vocabulary.len() as TokenId).filter(|&token| vocabulary.is_control(token)).collect()
 }
 
-/// Tokenizes `memory` and `prompt`, with the images between them. If the answer would not fit, the start of the prompt
-/// is dropped, as in `KoboldCPP`.
+/// Tokenizes `memory` and `prompt`, with the images between them. If `reserved` tokens of the answer, or half of the
+/// context if that is less, would not fit in the context, the start of the prompt is dropped, as in `KoboldCPP`.
 fn prompt(
     loaded: &LoadedModel,
     fields: Fields<'_>,
-    answer: usize,
+    context: usize,
+    reserved: usize,
     images: &RequestImages,
 ) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let text =
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let memory = fields.text("memory")?.unwrap_or_default();
-    let context = loaded.engine().context_per_slot() as usize;
-    let max_context = fields.integer("max_context_length", 1..=i64::from(i32::MAX))?;
-    let context = max_context.map_or(context, |max| context.min(max as usize));
     // `memory` leaves room for at least one token of the prompt.
-    let room = context.saturating_sub(answer.min(context / 2)).saturating_sub(1).max(1);
+    let room = context.saturating_sub(reserved.min(context / 2)).saturating_sub(1).max(1);
     let media: Vec<TokenId> = images.images.iter().flat_map(|image| image.tokens()).copied().collect();
     // The engine rejects images that do not fit.
     let room = room.saturating_sub(media.len()).max(1);

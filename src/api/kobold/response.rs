@@ -71,7 +71,7 @@ pub(super) struct LastLogprobsResponse {
     pub(super) logprobs: Option<Arc<KoboldLogprobs>>,
 }
 
-/// The text so far of an active generation.
+/// The text of a generation, which may be active.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KoboldPartialResult {
     pub(super) text: String,
@@ -110,6 +110,14 @@ impl KoboldStreamEvent {
 }
 
 impl KoboldLogprobs {
+    /// Returns the approximate size in bytes. Every token and alternative has an entry in two lists.
+    pub(super) fn bytes(&self) -> usize {
+        let tokens = size_of_val(&*self.content) + self.content.iter().map(|token| token.token.len()).sum::<usize>();
+        let alternatives = self.content.iter().flat_map(|token| &token.top_logprobs);
+        let alternatives: usize = alternatives.map(|other| size_of_val(other) + other.token.len()).sum();
+        2 * (tokens + alternatives)
+    }
+
     /// Returns the log-probabilities of the answer's tokens.
     pub(super) fn new(tokens: &[MeasuredToken], vocabulary: &Vocabulary) -> Self {
         let formatter =
@@ -134,6 +142,22 @@ impl KoboldLogprobs {
             lists.content.push(KoboldTokenLogprobs { id, token, bytes, top_logprobs, logprob, token_id: id });
         }
         lists
+    }
+}
+
+#[cfg(test)]
+impl KoboldLogprobs {
+    /// Returns log-probabilities of `count` tokens without alternatives.
+    pub(super) fn with_tokens(count: u32) -> Self {
+        let token = |id| KoboldTokenLogprobs {
+            id: id as TokenId,
+            token: "x".into(),
+            bytes: Vec::new(),
+            top_logprobs: Vec::new(),
+            logprob: -1.0,
+            token_id: id as TokenId,
+        };
+        Self { content: (0..count).map(token).collect(), ..Self::default() }
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) async fn open(State(app): State<App>, genkeys: Extension<Genkeys>, re
 }
 
 fn error_text(error: &ApiError) -> String {
-    to_json(&error.kobold())
+    to_json(&error.attention())
 }
 
 async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {

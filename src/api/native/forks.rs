@@ -11,7 +11,7 @@ use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
 use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Surface, TraceItem, system};
 use crate::mods::SelectedMod;
 use crate::server::extract::{Json, Path};
-use crate::server::{ApiError, App, LoadedModel, Problem};
+use crate::server::{ApiError, App, LoadedModel, Problem, note_started_run};
 use crate::store::RunSummary;
 use axum::http::StatusCode;
 use request::{ForkAt, ForkRequest, ForkSeed};
@@ -84,6 +84,7 @@ pub async fn fork(
         let seed = request.sampling.seed;
         match loaded.engine().submit(request).await {
             Ok(generation) => {
+                note_started_run(generation.run_id);
                 runs.push(ForkedRun { run_id: generation.run_id, seed });
                 started.push(generation);
             }

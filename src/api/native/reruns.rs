@@ -6,7 +6,7 @@ use crate::api::shared::images::restore_images;
 use crate::engine::Output;
 use crate::events::{FinishReason, PromptRecord, RunId};
 use crate::server::extract::Json;
-use crate::server::{ApiError, Problem};
+use crate::server::{ApiError, Problem, note_started_run};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -55,6 +55,7 @@ pub async fn run(client: RunClient, Json(rerun): Json<RerunRequest>) -> Result<a
     request.mods = mods;
     client.set_client(&mut request);
     let mut generation = loaded.engine().submit(request).await?;
+    note_started_run(generation.run_id);
     loop {
         let output = tokio::select! {
             output = generation.output.recv() => output,

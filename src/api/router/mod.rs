@@ -72,15 +72,17 @@ fn shared_models() -> Protocol {
 pub fn router(app: &App, pages: &Pages) -> Router {
     let server = &app.config().server;
     let mut protocols = protocols();
-    protocols.push(login::protocol());
+    // Only a user of the dashboard logs in.
+    let pages = server.dashboard.then_some(pages);
+    protocols.extend(pages.map(|pages| login::protocol(pages.login)));
     let description = describe(&protocols);
     let posts = post_paths(&description);
     let document = openapi::document(description, &server.prefix);
     // The document does not describe these.
     protocols.push(documents(document.clone(), asyncapi::document(&server.prefix)));
-    protocols.extend(server.dashboard.then(|| (pages.protocol)(document)));
+    protocols.extend(pages.map(|pages| (pages.protocol)(document)));
     let formats = ErrorFormats::new(&protocols, LlamaError::render);
-    let not_found = pages.not_found;
+    let not_found = pages.map(|pages| pages.not_found);
     let unknown = {
         let formats = formats.clone();
         move |request: Request| std::future::ready(unknown_path(&formats, not_found, &request))
@@ -185,10 +187,10 @@ fn with_headers(app: &App, routes: Router<App>) -> Router<App> {
 /// protocol whose paths have the same prefix.
 fn unknown_path(
     formats: &ErrorFormats,
-    not_found: fn(&HeaderMap, &axum::http::Uri) -> Response,
+    not_found: Option<fn(&HeaderMap, &axum::http::Uri) -> Response>,
     request: &Request,
 ) -> Response {
-    if auth::is_page_request(request) {
+    if let Some(not_found) = not_found.filter(|_| auth::is_page_request(request)) {
         return not_found(request.headers(), request.uri());
     }
     let path = request.uri().path();

@@ -40,6 +40,22 @@ async fn send(routes: &Router, method: Method, path: &str, headers: &[(&str, &st
 const MISSING_KEY: &str =
     "an API key is required, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'";
 
+#[tokio::test]
+async fn server_without_the_dashboard_has_no_pages() {
+    let app = app_with(|config| {
+        config.server.dashboard = false;
+        config.server.credentials.security.keys = vec![KeyHash::new("secret")];
+    });
+    let routes = router(&app, &crate::ui::pages());
+    for path in ["/", "/login", "/runs"] {
+        for (key, expected) in [("", StatusCode::UNAUTHORIZED), ("secret", StatusCode::NOT_FOUND)] {
+            let headers = [("accept", "text/html"), ("x-api-key", key)];
+            let (status, body) = send(&routes, Method::GET, path, &headers).await;
+            assert_eq!((status, body.contains("<html")), (expected, false), "{path} {key:?}: {body}");
+        }
+    }
+}
+
 /// Returns a path that matches a route's pattern.
 fn concrete(pattern: &str) -> String {
     pattern.split('/').map(|part| if part.starts_with('{') { "x" } else { part }).collect::<Vec<_>>().join("/")
@@ -79,7 +95,7 @@ async fn every_route_has_its_access_class_and_its_error_format() {
                 checked += 1;
                 let expected = rendered(format, ApiError::new(ErrorKind::Unauthorized, MISSING_KEY)).await;
                 let (status, body) = send(&routes, method.clone(), &path, &[]).await;
-                if access == Access::Public {
+                if matches!(access, Access::Public | Access::OptionalKey) {
                     assert_ne!(status, StatusCode::UNAUTHORIZED, "{method} {path}");
                 } else {
                     assert_eq!((status, without_id(&body)), (StatusCode::UNAUTHORIZED, expected), "{method} {path}");
@@ -98,6 +114,21 @@ async fn every_route_has_its_access_class_and_its_error_format() {
         }
     }
     assert!(checked > 60, "{checked}");
+}
+
+#[tokio::test]
+async fn discovery_of_koboldcpp_reveals_no_model_without_key() {
+    let routes = router(&app(Some("secret")), &crate::ui::pages());
+    for path in ["/api/v1/model", "/api/latest/model"] {
+        let protected = r#"{"result":"koboldcpp/protected-model"}"#.to_owned();
+        assert_eq!(send(&routes, Method::GET, path, &[]).await, (StatusCode::OK, protected));
+        let (status, _) = send(&routes, Method::GET, path, &[("authorization", "Bearer wrong")]).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED);
+        let (status, _) = send(&routes, Method::GET, path, &[("authorization", "Bearer secret")]).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "no model is loaded");
+    }
+    let (status, version) = send(&routes, Method::GET, "/api/extra/version", &[]).await;
+    assert!(status == StatusCode::OK && version.contains(r#""protected":true"#), "{version}");
 }
 
 #[tokio::test]

@@ -2,7 +2,6 @@
 //! `KoboldCPP`'s routes may send `input_ids`.
 
 use super::{ClientNames, Fields};
-use crate::server::App;
 use serde_json::{Map, Value};
 
 /// Names in the attention API and in `KoboldCPP`'s, each with Thunder's name of the parameter.
@@ -18,22 +17,17 @@ const ALIASES: [(&str, &str); 9] = [
     ("nsigma", "top_n_sigma"),
 ];
 
-/// Returns the server's defaults, overridden by the parameters that the body contains under an alias, and the names of
-/// these.
-pub(crate) fn defaults_with_aliases(app: &App, fields: Fields<'_>) -> (Map<String, Value>, ClientNames) {
+/// Returns the parameters that the body contains under an alias, by Thunder's name, and the names of these.
+pub(crate) fn aliased_fields(fields: Fields<'_>) -> (Map<String, Value>, ClientNames) {
     let mut names = ClientNames::default();
-    let mut defaults = app.config().server.request_defaults.clone();
+    let mut aliased = Map::new();
     for (client_name, name) in ALIASES {
         if let Some(value) = fields.get(client_name) {
-            defaults.insert(name.into(), value.clone());
+            aliased.insert(name.into(), value.clone());
             if fields.get(name).is_none() {
                 names.add(name, client_name);
             }
         }
     }
-    // The client's maximum length overrides the server's, which is stored as `n_predict`.
-    if defaults.contains_key("max_tokens") {
-        defaults.remove("n_predict");
-    }
-    (defaults, names)
+    (aliased, names)
 }

@@ -6,10 +6,12 @@ use crate::server::{ApiError, App};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
-/// The fields of a body, with defaults for absent ones.
+/// The fields of a body, with the server's defaults for absent ones. A default out of range is clamped, because
+/// llama-server accepts such values of its flags.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fields<'a> {
     body: &'a Map<String, Value>,
+    aliases: Option<&'a Map<String, Value>>,
     defaults: Option<&'a Map<String, Value>>,
     lenient: bool,
 }
@@ -18,8 +20,13 @@ impl<'a> Fields<'a> {
     /// Returns the fields of a JSON object.
     pub(crate) fn new(body: &'a Value) -> Result<Self, ApiError> {
         body.as_object()
-            .map(|body| Self { body, defaults: None, lenient: false })
+            .map(|body| Self { body, aliases: None, defaults: None, lenient: false })
             .ok_or_else(|| ApiError::bad_request(format!("the body must be a JSON object, got {}", abbreviate(body))))
+    }
+
+    /// Returns the same fields with those that the body contains under another name.
+    pub(crate) fn with_aliases(self, aliases: &'a Map<String, Value>) -> Self {
+        Self { aliases: Some(aliases), ..self }
     }
 
     /// Returns the same fields with defaults for those absent from the body.
@@ -29,7 +36,7 @@ impl<'a> Fields<'a> {
 
     /// Returns the fields that the defaults contain, then those of the body, which override them.
     pub(crate) fn layers(self) -> impl Iterator<Item = Self> {
-        let defaults = self.defaults.map(|body| Self { body, defaults: None, ..self });
+        let defaults = self.defaults.map(|body| Self { body, aliases: None, defaults: None, ..self });
         defaults.into_iter().chain([Self { defaults: None, ..self }])
     }
 
@@ -52,8 +59,17 @@ impl<'a> Fields<'a> {
 
     /// Returns the value of a field, or its default.
     pub(crate) fn get(self, name: &str) -> Option<&'a Value> {
+        self.sent(name).or_else(|| self.defaults.and_then(|defaults| defaults.get(name)))
+    }
+
+    /// Returns true if the body has a field, so that its default is not used.
+    pub(crate) fn is_sent(self, name: &str) -> bool {
+        self.sent(name).is_some()
+    }
+
+    fn sent(self, name: &str) -> Option<&'a Value> {
         let present = self.body.get(name).filter(|value| !value.is_null());
-        present.or_else(|| self.defaults.and_then(|defaults| defaults.get(name)))
+        present.or_else(|| self.aliases.and_then(|aliases| aliases.get(name)))
     }
 
     /// Returns the named fields that are present.
@@ -91,7 +107,11 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn integer(self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let expected = format!("an integer between {} and {}", range.start(), range.end());
-        self.parse_as(name, &expected, |value| integer(value).filter(|number| range.contains(number)))
+        self.parse_as(name, &expected, |value| {
+            let number = integer(value)?;
+            let number = if self.is_sent(name) { number } else { number.max(*range.start()).min(*range.end()) };
+            range.contains(&number).then_some(number)
+        })
     }
 
     /// Returns a number within the range; see [`Fields::lenient`].
@@ -99,7 +119,8 @@ impl<'a> Fields<'a> {
         let expected = format!("a number between {} and {}", range.start(), range.end());
         self.parse_as(name, &expected, |value| {
             let number = value.as_f64()? as f32;
-            let number = if self.lenient { number.clamp(*range.start(), *range.end()) } else { number };
+            let number =
+                if self.lenient || !self.is_sent(name) { number.clamp(*range.start(), *range.end()) } else { number };
             range.contains(&number).then_some(number)
         })
     }
@@ -201,5 +222,20 @@ mod tests {
         assert_eq!((fields.integer("a", 0..=9).unwrap(), fields.integer("b", 0..=9).unwrap()), (Some(1), Some(3)));
         assert_eq!(fields.first_present(&["b", "a"]).unwrap().0, "a", "a value of the body precedes a default");
         assert_eq!(fields.first_present(&["c", "b"]).unwrap().0, "b");
+    }
+
+    #[test]
+    fn only_defaults_are_clamped() {
+        let (body, alias) = (json!({"sent": 7}), json!({"alias": 7}));
+        let defaults = json!({"sent": 1, "alias": 1, "default": 7, "low": -7, "text": "x"});
+        let fields = Fields::new(&body).unwrap().with_aliases(alias.as_object().unwrap());
+        let fields = fields.with_defaults(defaults.as_object().unwrap());
+        for (name, expected) in
+            [("sent", None), ("alias", None), ("default", Some(2)), ("low", Some(-1)), ("text", None)]
+        {
+            assert_eq!(fields.integer(name, -1..=2).ok().flatten(), expected, "{name}");
+            assert_eq!(fields.number(name, -1.0..=2.0).ok().flatten(), expected.map(|number| number as f32), "{name}");
+        }
+        assert_eq!(fields.first_present(&["default", "alias"]).unwrap().0, "alias");
     }
 }

@@ -64,8 +64,11 @@ impl ConnectionRun {
         let task = tasks.spawn(async move {
             let _activity = outgoing.mark_active();
             let run = Arc::clone(follower.run());
-            let init = message::init(&run, Some(follower.position()));
-            follow(follower, std::iter::once(init), &outgoing).await;
+            let init = to_json(&message::init(&run, Some(follower.position())));
+            if outgoing.send(init).await.is_ok() {
+                let paused = paused_status(&run).await;
+                follow(follower, paused.into_iter(), &outgoing).await;
+            }
         });
         Self::new(state, task)
     }
@@ -194,6 +197,13 @@ async fn run_to_end(
     *lock(&state) = ConnectionRunState::NotStarted;
     // Sending fails only if the client has disconnected.
     let _ = outgoing.send(message).await;
+}
+
+/// Returns the status of a paused run, for a client that did not pause it itself.
+async fn paused_status(run: &StreamedRun) -> Option<StreamMessage<'_>> {
+    let progress = run.control.progress().await.ok().filter(|progress| progress.is_paused)?;
+    let text = format!("the run is paused after {} tokens; send resume to continue it", progress.generated);
+    Some(StatusMessage::complete(StatusOperation::Pause, text, Some(&run.request_id)).into())
 }
 
 /// Sends the `first` messages, then those of the run until its end.

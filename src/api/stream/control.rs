@@ -96,7 +96,7 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
                 interval = (2 * interval).min(Duration::from_secs(1));
             };
             if activity == RunActivity::Preempted {
-                let text = "the slot was given to another run; resume waits for a free slot";
+                let text = "the slot was released; resume waits for a free slot";
                 let preempted = StatusMessage::complete(StatusOperation::Pause, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.
                 let _ = outgoing.send(to_json(&StreamMessage::from(preempted))).await;

@@ -11,6 +11,7 @@ mod state;
 mod tools;
 
 use super::given_flags::GivenFlags;
+use super::numbers::finite;
 use super::run_target::{DatabaseUse, RunTargetArgs};
 use super::signals::EndSignals;
 use chat_loop::ChatLoop;
@@ -33,7 +34,7 @@ pub struct Args {
     /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Mod by name or as a Python file; repeatable
+    /// Mod by name, as a Python file or as a package folder like `./pack`; repeatable
     #[arg(long = "mod", value_name = "NAME|FILE.py")]
     mods: Vec<String>,
     /// File with a conversation to continue, saved by /save
@@ -42,11 +43,11 @@ pub struct Args {
     /// Tools that the model may call, in OpenAI's format
     #[arg(long, value_name = "FILE.json")]
     tools: Option<PathBuf>,
-    /// Maximum tokens of an answer; default: as many as fit into the context
-    #[arg(long, short = 'n', value_name = "N", alias = "n-predict")]
-    max_tokens: Option<u32>,
+    /// Maximum tokens of an answer; -1 (default) for as many as fit into the context
+    #[arg(long, short = 'n', value_name = "N", alias = "n-predict", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    max_tokens: Option<i32>,
     /// Sampling temperature; 0 always takes the most probable token; default: 0.8
-    #[arg(long, value_name = "T", alias = "temp")]
+    #[arg(long, value_name = "T", alias = "temp", allow_negative_numbers = true, value_parser = finite)]
     temperature: Option<f64>,
     /// Seed of the random generator; the same seed gives the same answers
     #[arg(long, value_name = "N", allow_negative_numbers = true)]

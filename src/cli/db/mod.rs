@@ -4,6 +4,7 @@ mod distribute;
 mod status;
 
 use super::progress::Progress;
+use super::startup;
 use crate::config::DataConfig;
 use crate::store::Database;
 use crate::store::admin::Admin;
@@ -31,13 +32,15 @@ pub async fn db(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Connects to the configured database and shows the progress.
-pub(super) async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
-    let dir = config.dir.clone();
-    let database = match &config.database_url {
-        Some(url) => Database::Url { url: url.clone(), direct_url: config.database_direct_url.clone(), data_dir: dir },
-        None => Database::Embedded { data_dir: dir },
-    };
+/// Connects to the configured database, which must exist.
+async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
+    let database = startup::database(config);
+    database.check_exists()?;
+    connect(database).await
+}
+
+/// Connects to a database and shows the progress. Creates the embedded database if it does not exist.
+pub(super) async fn connect(database: Database) -> anyhow::Result<Admin> {
     let progress = Progress::new(None);
     let task = progress.task();
     task.begin("opening the database");

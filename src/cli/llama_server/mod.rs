@@ -6,7 +6,7 @@ mod names;
 use clap::Command;
 use foreign::{FOREIGN_FLAGS, FlagTreatment, ForeignFlag, Values};
 use names::{SPELLINGS, VARIABLES};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 /// A translated command line with notes for the log.
 #[derive(Debug, Default)]
@@ -82,6 +82,7 @@ pub(super) fn skip_flags(words: &[OsString], mut at: usize) -> usize {
 
 /// Returns notes about llama-server's environment variables that are set but ignored. `set` has names and values.
 pub(super) fn ignored_variable_notes(set: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let set = set.filter(|(_, value)| !value.is_empty());
     let texts = set.filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
     let of_llama_server = texts.filter(|(name, _)| name.starts_with("LLAMA_ARG_"));
     let mut notes: Vec<String> = of_llama_server.filter_map(|(name, value)| note(&name, &value)).collect();
@@ -150,17 +151,17 @@ fn with_dashes(word: OsString) -> OsString {
 }
 
 /// Makes the commands `serve` and `doctor` read llama-server's environment variables for flags whose own variable is not
-/// set. `is_set` returns true for variables that are set.
-pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) -> Command {
+/// set. `is_set` returns true if a variable is set for the flag with an id.
+pub(super) fn with_environment(command: Command, is_set: impl Fn(&str, &OsStr) -> bool) -> Command {
     let with_variables = |command: Command| {
         // As in llama-server, the last one of a repeated flag applies, so that scripts can append their own flags.
         let command = command.args_override_self(true);
-        VARIABLES.iter().filter(|(_, llama_variable)| is_set(llama_variable)).fold(
+        VARIABLES.iter().filter(|(id, llama_variable)| is_set(id, llama_variable.as_ref())).fold(
             command,
             |command, &(id, llama_variable)| {
                 let own_variable = command.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
                 match own_variable {
-                    Some(own) if !own.and_then(|name| name.to_str()).is_some_and(&is_set) => {
+                    Some(own) if !own.is_some_and(|name| is_set(id, name)) => {
                         command.mut_arg(id, |flag| flag.env(llama_variable))
                     }
                     _ => command,
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn last_of_a_repeated_flag_applies() {
-        let command = with_environment(Cli::command(), |_| false);
+        let command = with_environment(Cli::command(), |_, _| false);
         let line = "thunder serve --port 1 --jinja --port 2 --jinja --api-key a --api-key b --slots --no-slots";
         let words = command_line(line.split(' ').map(OsString::from)).unwrap().words;
         let matches = command.try_get_matches_from(words).unwrap();
@@ -311,7 +312,7 @@ mod tests {
         let mode = |flags: &str| {
             let line = format!("thunder serve {flags}");
             let words = command_line(line.split_whitespace().map(OsString::from)).unwrap().words;
-            let matches = with_environment(Cli::command(), |_| false).try_get_matches_from(words).unwrap();
+            let matches = with_environment(Cli::command(), |_, _| false).try_get_matches_from(words).unwrap();
             matches.subcommand_matches("serve").unwrap().get_one::<LoadMode>("load_mode").copied()
         };
         assert_eq!(mode(""), None);
@@ -323,7 +324,7 @@ mod tests {
     #[test]
     fn variable_of_llama_server_applies_unless_thunders_own_is_set() {
         let env = |set: &[&str]| {
-            let command = with_environment(Cli::command(), |name| set.contains(&name));
+            let command = with_environment(Cli::command(), |_, name| set.iter().any(|set| name == *set));
             let variable = |name: &str| {
                 let flags = command.find_subcommand(name).unwrap().get_arguments();
                 let variable = flags.filter(|flag| flag.get_id() == "ctx_size").find_map(clap::Arg::get_env);

@@ -1,5 +1,4 @@
-use super::source;
-use crate::cli::{output, startup};
+use crate::cli::{mod_source, output, startup};
 use crate::mods::python::{LoadError, PythonMods};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -21,10 +20,9 @@ pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
     let (mut results, mut is_invalid) = (Vec::new(), false);
     for file in &args.files {
         let path_text = file.display().to_string();
-        match source::load(file, None, PythonMods::default()).await? {
+        match mod_source::load(file, None, PythonMods::default()).await? {
             Ok(found) => {
-                let mods: Vec<_> =
-                    found.iter().flat_map(|found| &found.mods).map(|factory| factory.describe()).collect();
+                let mods: Vec<_> = found.iter().map(|factory| factory.describe()).collect();
                 if !args.json {
                     for found in &mods {
                         let (name, version) = (&found.name, &found.version);

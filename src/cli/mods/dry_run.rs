@@ -14,10 +14,11 @@ use std::path::Path;
 /// Prints a report as text.
 pub fn print(report: &DryRunReport) -> std::io::Result<()> {
     let note = if report.recorded { "" } else { "; the recorded run did not use the mod" };
-    let effects = report.events.iter().filter(|reply| reply.has_effect());
+    let effects = report.events.iter().filter(|reply| reply.has_effect()).count();
+    let logs: usize = report.events.iter().map(|reply| reply.logs.len()).sum();
     let (run, calls) = (&report.run, report.calls);
-    print_line(format_args!("{run}: {calls} calls, {} with an effect{note}", effects.clone().count()))?;
-    for reply in effects {
+    print_line(format_args!("{run}: {calls} calls, {effects} with an effect, {logs} log lines{note}"))?;
+    for reply in report.events.iter().filter(|reply| reply.has_effect() || !reply.logs.is_empty()) {
         print_line(format_args!("  step {:4}  {:11}  {}", reply.step, reply.event, reply.now))?;
         for line in &reply.logs {
             print_line(format_args!("      {line}"))?;

@@ -1,10 +1,9 @@
-use super::source;
 use crate::cli::client::{ErrorResponse, ServerArgs};
-use crate::cli::{output, startup};
+use crate::cli::{mod_source, output, startup};
 use crate::mods::python::PythonMods;
 use anyhow::bail;
 use reqwest::{Method, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -32,16 +31,11 @@ pub struct Args {
 
 /// Imports every file locally, then sends each mod.
 pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
-    let Some(server) = args.server.find().await? else {
-        bail!("no server runs at {}; set the address of a server with --server", crate::config::DEFAULT_ADDRESS);
-    };
+    let server = args.server.require().await?;
     let mut uploads = Vec::new();
     for file in &args.files {
-        match source::load(file, args.module.as_deref(), PythonMods::default()).await? {
-            Ok(found) => uploads.extend(found.into_iter().flat_map(|found| {
-                let names: Vec<String> = found.mods.iter().map(|factory| factory.describe().name).collect();
-                names.into_iter().map(move |name| (name, found.module.clone(), found.source.clone()))
-            })),
+        match mod_source::load(file, args.module.as_deref(), PythonMods::default()).await? {
+            Ok(found) => uploads.extend(found.iter().filter_map(|factory| factory.upload().cloned())),
             Err(error) => {
                 eprintln!("thunder: {}", startup::describe_error(&error));
                 return Ok(ExitCode::FAILURE);
@@ -52,19 +46,18 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
         bail!("--name and --description are for one mod; there are {}", uploads.len());
     }
     let mut answers = Vec::new();
-    for (own, module, source) in uploads {
-        let name = args.name.as_ref().unwrap_or(&own);
-        let body = json!({
-            "name": name, "description": args.description, "language": "python", "module": module, "source": source
-        });
-        let request = server.request(Method::POST, "/v1/mods").json(&body);
+    for mut upload in uploads {
+        let name = args.name.clone().or(upload.name).unwrap_or_default();
+        upload.name = Some(name.clone());
+        upload.description.clone_from(&args.description);
+        let request = server.request(Method::POST, "/v1/mods").json(&upload);
         let answer: Value = match server.send(request).await {
             Ok(response) => response.json().await?,
             Err(error) if is_about_mod(&error) => {
                 eprintln!("thunder: {name}: {error:#}");
                 return Ok(ExitCode::FAILURE);
             }
-            Err(error) => return Err(error.context(name.clone())),
+            Err(error) => return Err(error.context(name)),
         };
         if args.json {
             answers.push(answer);

@@ -1,7 +1,7 @@
-use super::{dry_run, source};
+use super::dry_run;
 use crate::cli::given_flags::GivenFlags;
 use crate::cli::run_target::RunTargetArgs;
-use crate::cli::{export, hub, output, startup};
+use crate::cli::{export, hub, mod_source, output, startup};
 use crate::config::flags::{DataFlags, EngineFlags, default_flags};
 use crate::config::{Config, EngineConfig, bundled_model};
 use crate::events::system;
@@ -16,12 +16,13 @@ use std::sync::Arc;
 
 /// Run a mod's tests, or replay recorded runs to it and compare its actions
 ///
-/// The tests are the functions `test_…` of the file and of `test_FILE.py` next to it. They need no server and no model.
-/// Exit codes: 0 all tests passed, or the actions match the recorded ones; 1 otherwise; 2 the command could not run.
+/// Tests are the functions `test_…` of a file or of a package's files, and of `test_NAME.py` next to it. The model and
+/// server flags apply only with `--against`. Exit codes: 0 all tests passed, or the actions match the recorded ones;
+/// 1 otherwise; 2 the command could not run.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Python file
-    #[arg(value_name = "FILE.py")]
+    /// Python file or package folder
+    #[arg(value_name = "FILE.py|DIR")]
     file: PathBuf,
     /// Recorded run: run id, `request_id`, or a file of `thunder export`; repeatable
     #[arg(long, value_name = "RUN", num_args = 1..)]
@@ -41,15 +42,15 @@ pub struct Args {
 
 /// Runs the tests, or the dry run.
 pub async fn test(args: Args, given: &GivenFlags) -> anyhow::Result<ExitCode> {
-    if !args.file.is_file() {
-        bail!("there is no file {}", args.file.display());
+    if !args.file.exists() {
+        bail!("there is no file or folder {}", args.file.display());
     }
     if args.against.is_empty() {
         return run_python_tests(&args.file, args.json).await;
     }
     let mods = args.target.engine.mods.clone().config()?;
-    let factory = match source::load(&args.file, None, startup::python_mods(&mods)).await? {
-        Ok(found) => choose(found.into_iter().flat_map(|found| found.mods).collect(), args.name.as_deref())?,
+    let factory = match mod_source::load(&args.file, None, startup::python_mods(&mods)).await? {
+        Ok(found) => choose(found, args.name.as_deref())?,
         Err(error) => bail!("{}", startup::describe_error(&error)),
     };
     let config: Option<Value> = match &args.config {

@@ -1,6 +1,7 @@
 //! Effects of actions: appends forced tokens, and updates the run after tokens were removed.
 
 use super::dispatch::ActionEffect;
+use super::finish::EndReason;
 use super::sequence::Sequence;
 use super::step_logits::StepLogits;
 use super::{ForcedTokens, Run, RunState};
@@ -31,11 +32,13 @@ impl Run {
         if tokens.len() - usize::from(ends) > left {
             tokens.truncate(left);
         }
-        // If there is no room, the tokens are truncated below.
-        let _ = self.sequence.make_room(tokens.len());
+        let made_room = self.sequence.make_room(tokens.len());
         tokens.truncate(self.sequence.room());
         if tokens.is_empty() {
-            return self.finish(FinishReason::Length);
+            return self.finish(match made_room {
+                Ok(_) => self.max_tokens_reason(),
+                Err(full) => EndReason::new(FinishReason::Length, full),
+            });
         }
         let start = self.sequence.len();
         self.attention.clear_drawn();

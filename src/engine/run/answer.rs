@@ -64,6 +64,11 @@ impl PendingAnswer {
         self.unreleased.len()
     }
 
+    /// Returns the ids of the tokens that were not released.
+    pub fn unreleased_ids(&self) -> impl Iterator<Item = TokenId> {
+        self.unreleased.iter().map(|token| token.measurement.token)
+    }
+
     /// Returns the last token that was not released.
     pub fn last_unreleased(&self) -> Option<TokenId> {
         self.unreleased.back().map(|token| token.measurement.token)
@@ -96,18 +101,13 @@ impl PendingAnswer {
         }
     }
 
-    /// Discards everything that was not released. The answer ends with the released text.
-    pub fn discard_unreleased(&mut self) {
-        self.text.discard_unreleased();
-        self.unreleased.clear();
-    }
-
-    /// Discards the tokens after the first `kept` that were not released.
-    pub fn discard_after(&mut self, kept: usize, outbox: &mut Outbox) {
-        let kept = kept.max(self.released_tokens());
-        if kept < self.text.tokens() {
-            self.retract(kept, outbox);
+    /// Discards the tokens after the first `kept` that were not released. Returns their number.
+    pub fn discard_after(&mut self, kept: usize, outbox: &mut Outbox) -> usize {
+        let discarded = self.text.tokens().saturating_sub(kept.max(self.released_tokens()));
+        if discarded > 0 {
+            self.retract(self.text.tokens() - discarded, outbox);
         }
+        discarded
     }
 
     /// Removes all but the first `generated` tokens, and retracts those that were released.

@@ -1,19 +1,17 @@
 //! Dispatch of events to the mods of one run: calls the mods in order, records their replies, and decides whose action
 //! wins an event. [`super::state_machine`] applies the actions.
 
+use super::mod_health::ModHealth;
 use super::step_logits::EditEffect;
 use crate::engine::latencies::ModCalls;
 use crate::engine::recording::event_buffer::EventBuffer;
-use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson, shortest_f64};
+use crate::events::{self, EventType, LogLevel, ModCall, ModFailures, ModLog, RawJson, shortest_f64};
 use crate::model::llama::LayerSet;
 use crate::model::{Vocabulary, without_nul};
 use crate::mods::{Action, Call, ModInstance, ModLogLine, Reply, ReplySender};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Number of consecutive failed calls, per type of event, after which a mod is disabled for its run.
-const MAX_CONSECUTIVE_FAILURES: u8 = 5;
 
 /// A mod of one run.
 pub struct ActiveMod {
@@ -29,35 +27,6 @@ pub struct ActiveMod {
     pub health: ModHealth,
     /// Counters of its calls in all runs.
     pub calls: Arc<ModCalls>,
-}
-
-/// Failed calls of a mod, and the reason if they disabled it.
-#[derive(Debug, Default)]
-pub struct ModHealth {
-    /// Consecutive failed calls, by type of event.
-    failures: [u8; 4],
-    /// Reason why the mod is no longer called.
-    pub disabled: Option<String>,
-}
-
-impl ModHealth {
-    /// Counts a call of the mod `name`, with its failure if it failed. Returns a message if that disables the mod.
-    pub fn count_call(&mut self, name: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
-        let count = &mut self.failures[event as usize];
-        let Some(failure) = failure else {
-            *count = 0;
-            return None;
-        };
-        *count = count.saturating_add(1);
-        if *count < MAX_CONSECUTIVE_FAILURES {
-            return None;
-        }
-        let event = event.as_str();
-        self.disabled = Some(format!(
-            "the mod '{name}' was disabled at step {step} for the rest of this run: {count} consecutive calls for {event} failed; last failure: {failure}"
-        ));
-        self.disabled.as_deref()
-    }
 }
 
 /// Event during its dispatch to the mods.
@@ -148,6 +117,11 @@ impl Dispatch {
         self.mods.iter().filter_map(|active| active.health.disabled.clone())
     }
 
+    /// Returns the mods with failed calls.
+    pub fn failures(&self) -> Vec<ModFailures> {
+        self.mods.iter().filter_map(|active| active.health.failures(&active.name)).collect()
+    }
+
     /// Notifies the mods that the run has ended.
     pub fn finish(&mut self) {
         for active in &mut self.mods {
@@ -210,6 +184,7 @@ impl Dispatch {
         let exception = reply.exception;
         active.calls.add(elapsed, exception.is_some());
         let failure = exception.as_ref().map(|exception| exception.message.as_str());
+        active.health.count_in_run(failure);
         let disabled_log = active.health.count_call(&active.name, event.event, event.step, failure).map(|message| {
             tracing::warn!(mod.name = active.name, "{message}");
             ModLogLine { level: LogLevel::Error, message: message.to_owned() }
@@ -352,6 +327,7 @@ fn to_raw_json(value: &serde_json::Value) -> Option<RawJson> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::run::mod_health::MAX_CONSECUTIVE_FAILURES;
     use crate::mods::EventSet;
 
     struct HoldsBack;

@@ -42,7 +42,7 @@ impl Run {
             return Some(FinishReason::Stop.into());
         }
         if self.budget.tokens_left(self.sequence.answer_len()) == 0 {
-            return Some(FinishReason::Length.into());
+            return Some(self.max_tokens_reason());
         }
         let limits = &self.request.limits;
         if text.is_outdented(kept) {
@@ -59,18 +59,43 @@ impl Run {
         None
     }
 
-    /// Ends the run. Tokens that a mod would have removed are not part of the answer.
+    /// Returns the reason for an end at the maximum of tokens. A maximum that a mod or the context has set is named,
+    /// because the client does not know it.
+    pub(super) fn max_tokens_reason(&self) -> EndReason {
+        let (max, limits) = (self.budget.max_tokens(), &self.request.limits);
+        let message = if max != limits.max_tokens as usize {
+            format!("a mod has set the limit of {max} tokens, which is reached")
+        } else if self.sequence.room() == 0 && limits.requested_max_tokens != Some(limits.max_tokens) {
+            format!("the context of {} tokens is full", self.sequence.context())
+        } else {
+            return FinishReason::Length.into();
+        };
+        EndReason::new(FinishReason::Length, message)
+    }
+
+    /// Ends the run. Tokens whose removal a mod has announced are not part of the answer.
     pub(super) fn finish(&mut self, end_reason: impl Into<EndReason>) {
-        let kept = self.dispatch.kept_tokens(self.sequence.answer_len());
-        self.answer.discard_after(kept, &mut self.outbox);
-        self.attention.truncate(self.answer.unreleased());
+        self.discard_after(self.dispatch.kept_tokens(self.sequence.answer_len()));
         self.finish_with_all_tokens(end_reason);
+    }
+
+    /// Removes the tokens after the first `kept` from the answer, except for those that were released, and records that.
+    pub(super) fn discard_after(&mut self, kept: usize) {
+        let discarded = self.answer.discard_after(kept, &mut self.outbox);
+        self.attention.truncate(self.answer.unreleased());
+        if discarded > 0 {
+            self.record_discard(discarded);
+        }
     }
 
     /// Ends the run. All its tokens are part of the answer.
     pub(super) fn finish_with_all_tokens(&mut self, end_reason: impl Into<EndReason>) {
         let EndReason { reason, message, tool_calls, fault, cause } = end_reason.into();
         self.release_remaining();
+        if self.answer.unreleased() > 0 {
+            // Set by an earlier end if the run had already ended.
+            let _ = self.metrics.tokens_after_text.set(self.answer.unreleased_ids().collect());
+        }
         let generated = self.sequence.answer_len();
         let ends_hidden = generated > 0 && self.sequence.last().is_some_and(|token| self.view.ends_answer(token));
         let message = message.into_iter().chain(self.dispatch.disabled()).reduce(|all, next| all + "; " + &next);
@@ -107,6 +132,7 @@ impl Run {
                 evicted_tokens: evicted_tokens as u32,
                 evicted: evicted.to_vec(),
                 drafts: self.drafts,
+                mod_failures: self.dispatch.failures(),
             },
         });
         self.dispatch.finish();

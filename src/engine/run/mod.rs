@@ -16,6 +16,7 @@ mod evictions;
 mod finish;
 mod measure;
 mod mod_calls;
+pub mod mod_health;
 mod next_decode;
 mod outbox;
 mod output_text;

@@ -126,12 +126,6 @@ impl OutputText {
         self.released = self.end_of(tokens);
     }
 
-    /// Removes all text that was not released, at the end of the run.
-    pub fn discard_unreleased(&mut self) {
-        self.bytes.truncate(self.released);
-        (self.stopped, self.outdented) = (None, None);
-    }
-
     /// Returns true if the text of the first `tokens` has a line break.
     pub fn has_new_line(&self, tokens: usize) -> bool {
         self.first_line_break.is_some_and(|at| at < self.end_of(tokens))

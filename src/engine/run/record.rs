@@ -1,4 +1,5 @@
-//! Recording of a run: the event of its prompt, and the transfer of its events, attention rows and end to the recorder.
+//! Recording of a run: the events of its prompt and of discarded tokens, and the transfer of its events, attention rows
+//! and end to the recorder.
 
 use super::Run;
 use crate::engine::recording::Recording;
@@ -27,6 +28,24 @@ impl Run {
                 ..Measurements::default()
             }));
         })
+    }
+
+    /// Records that the last `discarded` tokens are not part of the answer.
+    pub(super) fn record_discard(&mut self, discarded: usize) {
+        let Self { event_buffer, sequence, budget, added, .. } = self;
+        event_buffer.event(EventType::Added, budget.step(), |event| {
+            event.added_tokens = Some(Vec::new());
+            event.added_token_count = Some(0);
+            event.forced = Some(added.forced);
+            event.measured = Some(Box::new(Measurements {
+                position: Some(sequence.len().saturating_sub(discarded) as u32),
+                discarded: discarded as u32,
+                note: Some(
+                    "the run ended while a mod held its last tokens back; they are not part of the answer".into(),
+                ),
+                ..Measurements::default()
+            }));
+        });
     }
 
     /// Sends the run's events to the recorder: those that are due, or `everything`.

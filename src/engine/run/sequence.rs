@@ -320,7 +320,8 @@ impl Sequence {
                 // An image is kept or dropped as a whole, because its embeddings are decoded together.
                 let keep = self.outside_image(keep);
                 let left = len - keep;
-                let requested = if discard == 0 { left / 2 } else { discard.min(left.saturating_sub(1)) };
+                // As in llama-server, half of the tokens in the KV cache, which does not hold the last one yet.
+                let requested = if discard == 0 { (left - 1) / 2 } else { discard.min(left.saturating_sub(1)) };
                 let discard = requested.max(len - max);
                 let discard = self.outside_image(keep + discard) - keep;
                 if discard >= left {
@@ -384,3 +385,6 @@ impl Sequence {
         self.spans = cut_spans(&self.spans, ranges);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -219,13 +219,17 @@ impl Run {
                 self.finish_with_all_tokens(FinishReason::Stop);
             }
             Action::ToolCalls(payload) => {
-                self.discard_unreleased();
+                // The tool calls are the whole answer.
+                self.answer.retract(0, &mut self.outbox);
                 let calls = Value::Array(tool_calls_of(&payload).to_vec());
                 self.finish(EndReason { tool_calls: Some(calls), ..FinishReason::ToolCalls.into() });
             }
             Action::EmitError { message, fault } => {
-                self.discard_unreleased();
-                self.finish(EndReason { fault: Some(fault), ..EndReason::new(FinishReason::Error, message) });
+                self.discard_after(0);
+                self.finish_with_all_tokens(EndReason {
+                    fault: Some(fault),
+                    ..EndReason::new(FinishReason::Error, message)
+                });
             }
             Action::Noop | Action::AdjustedPrefill { .. } | Action::AdjustedLogits { .. } => self.continue_from_end(),
         }

@@ -200,12 +200,6 @@ impl Run {
         self.release(delta);
     }
 
-    /// Discards all text that was held back: the client must not receive it.
-    pub(super) fn discard_unreleased(&mut self) {
-        self.answer.discard_unreleased();
-        self.attention.truncate(0);
-    }
-
     /// Moves a delta to the outbox, from which the scheduler sends it.
     fn release(&mut self, delta: Option<TextDelta>) {
         let Some(mut delta) = delta else { return };

@@ -35,7 +35,7 @@ use command::Command;
 use drafts::Drafter;
 use plan::BatchPlanner;
 use runs::ScheduledRuns;
-use scheduled_run::ScheduledRun;
+use scheduled_run::{SHUTDOWN_MESSAGE, ScheduledRun};
 use slot_tasks::{QueuedTask, SlotTasks};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -322,14 +322,13 @@ impl<'model> Scheduler<'model> {
 
     /// Ends every run, and sends all data that the recorder still accepts.
     fn stop(mut self) {
-        let message = "the server is shutting down";
         while let Some(mut scheduled) = self.runs.pop_without_slot() {
-            scheduled.end_at_once(EndCause::Shutdown, message, &self.status);
+            scheduled.end_at_once(EndCause::Shutdown, SHUTDOWN_MESSAGE, &self.status);
             scheduled.run.record_end(&mut self.recording);
         }
         for index in 0..self.runs.slots.len() {
             if let Some(scheduled) = self.runs.slots.get_mut(index) {
-                scheduled.end_at_once(EndCause::Shutdown, message, &self.status);
+                scheduled.end_at_once(EndCause::Shutdown, SHUTDOWN_MESSAGE, &self.status);
             }
             self.finish_run(index);
         }

@@ -83,7 +83,7 @@ impl ScheduledRuns {
         while let Some(at) = self.queue.position(ScheduledRun::is_disconnected) {
             let Some(mut scheduled) = self.queue.remove(at) else { break };
             let event = if scheduled.was_preempted() { "resumed" } else { "started" };
-            scheduled.run.abort(EndCause::Disconnect, format!("the client disconnected before the run {event}"));
+            scheduled.abort_disconnected(status, &format!("the client disconnected before the run {event}"));
             scheduled.count_end(status);
             scheduled.run.record_end(recording);
         }

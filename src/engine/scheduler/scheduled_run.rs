@@ -14,6 +14,8 @@ use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
 
 /// Time without reads by the client after which queued runs may take the run's slot.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Message of runs that the stop of the server ends.
+pub const SHUTDOWN_MESSAGE: &str = "the server is shutting down";
 
 /// A run with its client and its place in the schedule.
 pub struct ScheduledRun {
@@ -148,10 +150,19 @@ impl ScheduledRun {
     /// Sends outputs. Aborts the run if its client has disconnected.
     pub fn serve_client(&mut self, status: &EngineStatus) {
         if self.client.is_closed() && self.run.end().is_none() {
-            self.abort(EndCause::Disconnect, "the client disconnected");
+            self.abort_disconnected(status, "the client disconnected");
         }
         self.count_end(status);
         self.flush_outbox();
+    }
+
+    /// Ends the run of a client that has disconnected, or whose connection a stopping server has closed.
+    pub fn abort_disconnected(&mut self, status: &EngineStatus, message: &str) {
+        if status.is_stopping() {
+            self.abort(EndCause::Shutdown, SHUTDOWN_MESSAGE);
+        } else {
+            self.abort(EndCause::Disconnect, message);
+        }
     }
 
     /// Returns true if the run has ended, and its client has read everything or has disconnected.
@@ -299,6 +310,7 @@ impl ScheduledRun {
         let activity = if self.run.end().is_some() { RunActivity::Finished } else { activity };
         let pause = self.pause.map_or(Duration::ZERO, |pause| pause.since.elapsed());
         let active_time = self.run.active_time().saturating_sub(pause);
-        RunProgress { generated: self.run.sequence().answer_len() as u32, activity, active_time }
+        let generated = self.run.sequence().answer_len() as u32;
+        RunProgress { generated, activity, is_paused: self.pause.is_some(), active_time }
     }
 }

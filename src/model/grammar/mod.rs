@@ -40,6 +40,20 @@ pub enum GrammarSource {
     Regex(String),
 }
 
+impl GrammarSource {
+    /// Checks the syntax as far as that is possible without a model.
+    ///
+    /// # Errors
+    /// [`GrammarError`], with a message for the author of the grammar.
+    pub fn check_syntax(&self) -> Result<(), GrammarError> {
+        match self {
+            Self::Gbnf(text) => gbnf::check_syntax(text),
+            Self::JsonSchema(schema) => schema::check(schema),
+            Self::JsonObject | Self::Lark(_) | Self::Regex(_) => Ok(()),
+        }
+    }
+}
+
 /// A request's constraint on its answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constraint {

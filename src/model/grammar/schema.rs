@@ -34,7 +34,13 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
 pub(in crate::model) fn prepare(schema: &Value, strict: bool) -> Value {
     let mut prepared = match schema {
         Value::Bool(true) => json!({}),
-        schema => simplified(schema, &combined_schemas(schema), 0),
+        schema => {
+            let parts = Parts {
+                combined: parts_of(schema, combines_schemas),
+                bounded: parts_of(schema, |keywords| combines_schemas(keywords) || restricts_number(keywords)),
+            };
+            simplified(schema, &parts, 0)
+        }
     };
     if let Value::Object(keywords) = &mut prepared
         && let Value::Object(options) = keywords.entry("x-guidance").or_insert_with(|| json!({}))
@@ -69,14 +75,22 @@ pub(in crate::model) fn restricts_text(schema: &Value) -> bool {
             || schema["format"].as_str().is_some_and(|format| FORMATS.contains(&format)))
 }
 
+/// The schemas that apply to a value together with keywords of other schemas.
+struct Parts {
+    /// Their objects have properties of the other schemas too.
+    combined: HashSet<*const Value>,
+    /// Their numbers may have bounds of the other schemas.
+    bounded: HashSet<*const Value>,
+}
+
 /// Returns a schema without annotations. Objects only permit the listed properties, unless the schema permits others or
-/// is one of `combined`. llama.cpp does the same, because models otherwise invent properties.
-fn simplified(schema: &Value, combined: &HashSet<*const Value>, depth: usize) -> Value {
+/// is combined with other schemas. llama.cpp does the same, because models otherwise invent properties.
+fn simplified(schema: &Value, parts: &Parts, depth: usize) -> Value {
     let Value::Object(keywords) = schema else { return schema.clone() };
     if depth > MAX_DEPTH {
         return schema.clone();
     }
-    let below = |value: &Value| simplified(value, combined, depth + 1);
+    let below = |value: &Value| simplified(value, parts, depth + 1);
     let mut result = Map::new();
     for (keyword, value) in keywords {
         let value = match (keyword.as_str(), value) {
@@ -93,15 +107,53 @@ fn simplified(schema: &Value, combined: &HashSet<*const Value>, depth: usize) ->
         };
         result.insert(keyword.clone(), value);
     }
-    if lists_required_properties(&result) && !combined.contains(&std::ptr::from_ref(schema)) {
+    if lists_required_properties(&result) && !parts.combined.contains(&std::ptr::from_ref(schema)) {
         result.insert("additionalProperties".into(), false.into());
+    }
+    if !parts.bounded.contains(&std::ptr::from_ref(schema)) {
+        bound_integer(&mut result);
     }
     Value::Object(result)
 }
 
-/// Returns the schemas that apply to a value together with other schemas, such as the components of `allOf`. Their
-/// objects have properties of the other schemas too.
-fn combined_schemas(root: &Value) -> HashSet<*const Value> {
+const MINIMA: [&str; 2] = ["minimum", "exclusiveMinimum"];
+const MAXIMA: [&str; 2] = ["maximum", "exclusiveMaximum"];
+
+/// Bounds an integer to 64 bits, because a model may otherwise fill its context with digits.
+fn bound_integer(schema: &mut Map<String, Value>) {
+    /// The largest float that a signed 64-bit integer can hold: the compiler's bounds are floats.
+    const LIMIT: i64 = 0x7fff_ffff_ffff_fc00;
+    /// Keywords that list the values, or whose schemas may permit larger ones.
+    const OTHER_LIMITS: [&str; 6] = ["enum", "const", "$ref", "anyOf", "allOf", "oneOf"];
+    let is_integer = match schema.get("type") {
+        Some(Value::Array(types)) => types.contains(&"integer".into()) && !types.contains(&"number".into()),
+        Some(name) => name == "integer",
+        None => false,
+    };
+    if !is_integer || OTHER_LIMITS.iter().any(|name| schema.contains_key(*name)) {
+        return;
+    }
+    let bounds = |names: [&str; 2]| names.into_iter().filter_map(|name| schema.get(name)?.as_f64()).collect::<Vec<_>>();
+    let (minima, maxima) = (bounds(MINIMA), bounds(MAXIMA));
+    // A bound must not contradict the one on the other side.
+    let needs_minimum = minima.is_empty() && maxima.iter().all(|&maximum| maximum > -(LIMIT as f64));
+    let needs_maximum = maxima.is_empty() && minima.iter().all(|&minimum| minimum < LIMIT as f64);
+    if needs_minimum {
+        schema.insert("minimum".into(), (-LIMIT).into());
+    }
+    if needs_maximum {
+        schema.insert("maximum".into(), LIMIT.into());
+    }
+}
+
+/// Returns true if a schema's keywords restrict a number.
+fn restricts_number(keywords: &Map<String, Value>) -> bool {
+    MINIMA.iter().chain(&MAXIMA).chain(&["enum", "const", "multipleOf"]).any(|name| keywords.contains_key(*name))
+}
+
+/// Returns the schemas that apply to a value together with the keywords for which `combines` is true, such as the components
+/// of `allOf`.
+fn parts_of(root: &Value, combines: impl Fn(&Map<String, Value>) -> bool) -> HashSet<*const Value> {
     let mut seen = HashSet::new();
     let mut todo = vec![(root, false)];
     while let Some((schema, is_combined)) = todo.pop() {
@@ -109,7 +161,7 @@ fn combined_schemas(root: &Value) -> HashSet<*const Value> {
         if !seen.insert((std::ptr::from_ref(schema), is_combined)) {
             continue;
         }
-        let is_combined = is_combined || combines_schemas(keywords);
+        let is_combined = is_combined || combines(keywords);
         for (keyword, value) in keywords {
             match (keyword.as_str(), value) {
                 ("$ref", Value::String(reference)) if is_combined => {
@@ -224,13 +276,20 @@ mod tests {
     }
 
     #[test]
+    fn integers_with_listed_values_get_no_bounds() {
+        for schema in [json!({"type": "integer", "const": 5}), json!({"type": "integer", "enum": [1, 2]})] {
+            assert_eq!(prepared(&schema), schema);
+        }
+    }
+
+    #[test]
     fn annotations_are_removed_but_property_names_kept() {
         let schema = json!({
-            "properties": {"format": {"type": "integer", "format": "int64", "deprecated": true}, "deprecated": true},
+            "properties": {"format": {"type": "string", "format": "int64", "deprecated": true}, "deprecated": true},
             "items": [{"format": "email"}], "enum": [{"format": "x"}],
         });
         let wanted = json!({
-            "properties": {"format": {"type": "integer"}, "deprecated": true},
+            "properties": {"format": {"type": "string"}, "deprecated": true},
             "items": [{"format": "email"}], "enum": [{"format": "x"}], "additionalProperties": false,
         });
         assert_eq!(prepared(&schema), wanted);

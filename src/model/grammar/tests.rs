@@ -31,6 +31,39 @@ fn white_space_is_bounded() {
 }
 
 #[test]
+fn integers_have_64_bits_unless_the_schema_permits_more() {
+    let longest = |schema: serde_json::Value, sign: &str| {
+        let mut matcher = start_matcher(GrammarSource::JsonSchema(schema));
+        (1..24).filter(|&digits| accepts(&mut matcher, &format!("{sign}{}", "7".repeat(digits)))).max()
+    };
+    let definitions = json!({"Id": {"type": "integer"}});
+    for (schema, negative, positive) in [
+        (json!({"type": "integer"}), Some(19), Some(19)),
+        (json!({"type": ["integer", "null"], "minimum": 5}), None, Some(19)),
+        (json!({"type": "integer", "maximum": 800}), Some(19), Some(3)),
+        (json!({"type": "integer", "maximum": 1e17}), Some(19), Some(17)),
+        (json!({"allOf": [{"type": "integer"}, {"maximum": 1e17}]}), Some(23), Some(17)),
+        (json!({"anyOf": [{"type": "integer"}, {"type": "null"}], "maximum": 1e17}), Some(23), Some(17)),
+        (json!({"$ref": "#/$defs/Id", "maximum": 9e18, "$defs": definitions}), Some(23), Some(19)),
+        (json!({"$ref": "#/$defs/Id", "$defs": definitions}), Some(19), Some(19)),
+        (json!({"type": "integer", "allOf": [{"minimum": 0}]}), None, Some(23)),
+    ] {
+        let found = (longest(schema.clone(), "-"), longest(schema.clone(), ""));
+        assert_eq!(found, (negative, positive), "{schema}");
+    }
+    let accepted =
+        |schema: serde_json::Value, text: &str| accepts(&mut start_matcher(GrammarSource::JsonSchema(schema)), text);
+    let id = "12345678901234568";
+    assert!(accepted(
+        json!({"allOf": [{"$ref": "#/$defs/Id"}], "const": 12_345_678_901_234_568_u64, "$defs": definitions}),
+        id
+    ));
+    assert!(accepted(json!({"anyOf": [{"type": "integer"}, {"type": "null"}], "minimum": 1e16}), id));
+    assert!(accepted(json!({"type": "integer", "format": "int64"}), "9223372036854774784"));
+    assert!(!accepted(json!({"type": "integer"}), "9223372036854775807"));
+}
+
+#[test]
 fn unsupported_schemas_are_rejected_with_the_keyword() {
     assert!(error(GrammarSource::JsonSchema(json!({"type": "array", "uniqueItems": true}))).contains("uniqueItems"));
     assert!(error(GrammarSource::JsonSchema(json!({"not": {}}))).contains("not"));

@@ -81,6 +81,9 @@ const OUT_OF_MEMORY: &str = "unable to allocate";
 /// C++'s message for an invalid regular expression.
 const INVALID_PATTERN: &str = "regular expression";
 
+/// Base frequency that llama.cpp uses for rotary positions for files without the key.
+const DEFAULT_ROPE_BASE: f32 = 10_000.0;
+
 /// A loaded model.
 pub struct Model {
     llama: Arc<LlamaModel>,
@@ -121,7 +124,7 @@ pub struct ModelCard {
     pub heads: u32,
     /// Key/value heads per layer.
     pub kv_heads: u32,
-    /// Base frequency of the rotary positions.
+    /// Base frequency of the rotary positions; `None` if the model has none.
     pub rope_base: Option<f32>,
     /// Attention window of some layers.
     pub window: Option<u32>,
@@ -295,7 +298,9 @@ impl ModelCard {
             layers: llama.n_layer(),
             heads: llama.n_head(),
             kv_heads: llama.n_head_kv(),
-            rope_base: rope_base.or_else(|| parameter(llama, "rope.freq_base")),
+            rope_base: rope_base
+                .or_else(|| parameter(llama, "rope.freq_base"))
+                .or_else(|| llama.rope_type().map(|_| DEFAULT_ROPE_BASE)),
             window: Some(ffi::model_info::window(llama)).filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::model_info::file_type(llama),

@@ -58,6 +58,7 @@
 
 mod background_cpu;
 mod call_log;
+mod exit_status;
 mod frame;
 mod handle;
 mod instance;
@@ -283,8 +284,11 @@ impl PythonMods {
                 Ok(self.make(only, &spec))
             }
             (last, others) => {
-                let names: Vec<&str> = others.iter().chain(&last).map(|handler| handler.entrypoint.as_str()).collect();
-                let message = format!("the source has several mods; name one as the entrypoint: {}", names.join(", "));
+                let names: Vec<&str> = others.iter().chain(&last).map(|handler| handler.name.as_str()).collect();
+                let message = format!(
+                    "the source has several mods, and none is named '{name}'; use the name of one: {}",
+                    names.join(", ")
+                );
                 Err(LoadError::Failed { file: source.file.clone(), message, traceback: None, is_transient: false })
             }
         }

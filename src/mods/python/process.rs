@@ -1,6 +1,7 @@
 //! One worker process: start, messages and end.
 
 use super::call_log::CallLog;
+use super::exit_status::describe_exit;
 use super::frame::{self, Decoder, Frame, FrameTooLong};
 use super::job::RunContext;
 use super::limits::{EXTRA_NICE, MAX_THREADS};
@@ -18,7 +19,7 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -98,10 +99,10 @@ impl WorkerProcess {
             command.args(arguments).process_group(0);
             command
         };
-        let stray_output = Arc::new(Mutex::new(StrayOutput::default()));
+        let stray_output = Arc::new(Mutex::new(StrayOutput::new(stray_reader.try_clone()?)?));
         let into = Arc::clone(&stray_output);
         // Started before the process, which would remain a zombie if this failed.
-        thread::Builder::new().name("mod output".into()).spawn(move || stray_output::collect(stray_reader, &into))?;
+        thread::Builder::new().name("mod output".into()).spawn(move || stray_output::collect(&stray_reader, &into))?;
         let child = command
             .env_clear()
             .envs(library_path())
@@ -110,6 +111,7 @@ impl WorkerProcess {
             .envs([("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1")])
             .env("HOME", &work)
             .env("TMPDIR", &work)
+            .envs(sandbox.map(|_| ("THUNDER_SANDBOX", "1")))
             .current_dir(&work)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(memory.descriptor()?))
@@ -255,6 +257,11 @@ impl WorkerProcess {
         }
     }
 
+    /// Marks the end of a call: its output does not explain a later failure.
+    pub fn end_call(&self) {
+        self.stray_output().end_call();
+    }
+
     /// Returns the worker if it runs.
     ///
     /// # Errors
@@ -333,13 +340,12 @@ impl WorkerProcess {
         }
     }
 
-    /// Kills the process with its whole group. Returns the exit status and the last stray output.
+    /// Kills the process with its whole group. Returns the exit status and the stray output since the last call.
     pub fn kill(mut self) -> (Option<ExitStatus>, String) {
         let status = self.end();
-        // The thread that collects stray output may need a moment for the last bytes.
-        thread::sleep(Duration::from_millis(5));
-        let last = self.stray_output().since(0);
-        (status, last)
+        let mut output = self.stray_output();
+        output.read();
+        (status, output.since_last_call())
     }
 
     fn end(&mut self) -> Option<ExitStatus> {
@@ -384,17 +390,5 @@ fn failure(error: &io::Error) -> WorkerFailure {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => WorkerFailure::Deadline,
         _ => WorkerFailure::Ended,
-    }
-}
-
-/// Describes how a process ended.
-fn describe_exit(status: Option<ExitStatus>) -> String {
-    match status.map(|status| (status.code(), status.signal())) {
-        Some((Some(code), _)) => format!("the worker ended with exit code {code}"),
-        Some((None, Some(signal))) => {
-            let name = Signal::try_from(signal).map_or("unknown", Signal::as_str);
-            format!("the worker was ended by signal {signal} ({name})")
-        }
-        _ => "the worker ended".into(),
     }
 }

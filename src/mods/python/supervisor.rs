@@ -258,7 +258,11 @@ impl Supervisor {
                     let (answer, body) = answer(query, &self.vocabularies)?;
                     worker.send(&to_json(&answer), &body, deadline)?;
                 }
-                message => return Ok(message),
+                message @ (FromWorker::Reply(_), _) => {
+                    worker.end_call();
+                    return Ok(message);
+                }
+                violation => return Ok(violation),
             }
         }
     }

@@ -1,7 +1,9 @@
 //! A mod that can be disabled while runs use it, and that counts its calls.
 
 use super::call_counters::CallCounters;
-use crate::mods::{Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Reply, ReplySender, RunView};
+use crate::mods::{
+    Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, ModUpload, Reply, ReplySender, RunView,
+};
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -82,8 +84,8 @@ impl ModFactory for TrackedMod {
         self.inner.source_hash()
     }
 
-    fn source_text(&self) -> Option<Value> {
-        self.inner.source_text()
+    fn upload(&self) -> Option<&ModUpload> {
+        self.inner.upload()
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// Maximum bytes of a mod's source, over all files.
-const MAX_BYTES: usize = 1 << 20;
+pub(super) const MAX_BYTES: usize = 1 << 20;
 /// Maximum files of a mod's source.
-const MAX_FILES: usize = 100;
+pub(super) const MAX_FILES: usize = 100;
 /// Maximum length of a path, in characters.
 const MAX_PATH_CHARS: usize = 200;
 /// Maximum length of a description, in characters.
@@ -47,7 +47,19 @@ impl ModSource {
             Self::Files(files) => bundle(files, module.unwrap_or_default()),
         };
         let found = python.load_all(file.to_owned(), text)?;
-        Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone(), self.hash(), None)).collect())
+        let with_source = |factory: Arc<dyn ModFactory>| {
+            let upload = ModUpload {
+                name: Some(factory.describe().name),
+                description: None,
+                language: Some("python".to_owned()),
+                module: module.map(str::to_owned),
+                entrypoint: None,
+                source: self.clone(),
+            };
+            let hash = upload.hash();
+            WithSource::wrap(factory, upload, hash)
+        };
+        Ok(found.into_iter().map(with_source).collect())
     }
 
     /// Returns the SHA-256 of the source in hexadecimal. For a text, it is the output of `sha256sum`. For a package, it
@@ -70,7 +82,7 @@ impl ModSource {
 }
 
 /// A mod as sent by a client.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ModUpload {
     /// Name used by runs; by default the name of the entrypoint.
     #[serde(default)]
@@ -204,7 +216,7 @@ impl ModUpload {
             }
         };
         let factory = python.load_one(name, text, self.entrypoint.as_deref())?;
-        Ok(WithSource::wrap(factory, self.source.clone(), hash, self.description.clone()))
+        Ok(WithSource::wrap(factory, self.clone(), hash))
     }
 }
 
@@ -226,7 +238,7 @@ fn check_text(total: usize, text: &str, subject: &str) -> Result<(), InvalidUplo
     Ok(())
 }
 
-fn is_identifier(name: &str) -> bool {
+pub(super) fn is_identifier(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

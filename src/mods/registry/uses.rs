@@ -1,10 +1,9 @@
 //! Notification of the versions of mod files that runs start with.
 
-use super::{ModOrigin, RegisteredVersion};
+use super::{ModOrigin, ModUpload, RegisteredVersion};
 use crate::events::system;
 use crate::mods::ModFactory;
 use chrono::NaiveDate;
-use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tokio::sync::mpsc;
@@ -16,8 +15,8 @@ pub struct ModUse {
     pub name: String,
     /// Version that was used.
     pub version: RegisteredVersion,
-    /// Source: a text, or an object from path to text.
-    pub source: Value,
+    /// Upload that registers the version.
+    pub upload: ModUpload,
     /// Day, in UTC.
     pub day: NaiveDate,
 }
@@ -45,10 +44,10 @@ impl UseTracker {
         let key = format!("{name}\0{}", version.hash);
         let before = self.sent.lock().unwrap_or_else(PoisonError::into_inner).insert(key, day);
         if before != Some(day)
-            && let Some(source) = factory.source_text()
+            && let Some(upload) = factory.upload().cloned()
         {
             // Fails if the subscriber was dropped.
-            let _ = to.send(ModUse { name: name.to_owned(), version: version.clone(), source, day });
+            let _ = to.send(ModUse { name: name.to_owned(), version: version.clone(), upload, day });
         }
     }
 }

@@ -1,4 +1,4 @@
-use super::ModSource;
+use super::ModUpload;
 use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
 use serde_json::Value;
 use std::sync::Arc;
@@ -6,22 +6,15 @@ use std::sync::Arc;
 /// A mod together with its source.
 pub struct WithSource {
     inner: Arc<dyn ModFactory>,
-    source: ModSource,
+    upload: ModUpload,
     hash: String,
-    /// Description that replaces the source's own.
-    description: Option<String>,
 }
 
 impl WithSource {
-    /// Adds its source and the hash of its version to a mod, and a description that replaces the source's own.
+    /// Adds its upload and the hash of its version to a mod. A description of the upload replaces the source's own.
     #[must_use]
-    pub fn wrap(
-        inner: Arc<dyn ModFactory>,
-        source: ModSource,
-        hash: String,
-        description: Option<String>,
-    ) -> Arc<dyn ModFactory> {
-        Arc::new(Self { inner, source, hash, description })
+    pub fn wrap(inner: Arc<dyn ModFactory>, upload: ModUpload, hash: String) -> Arc<dyn ModFactory> {
+        Arc::new(Self { inner, upload, hash })
     }
 }
 
@@ -29,7 +22,7 @@ impl ModFactory for WithSource {
     fn describe(&self) -> ModDescription {
         let mut description = self.inner.describe();
         description.version = self.hash.chars().take(12).collect();
-        if let Some(text) = &self.description {
+        if let Some(text) = &self.upload.description {
             description.description.clone_from(text);
         }
         description
@@ -39,8 +32,8 @@ impl ModFactory for WithSource {
         Some(self.hash.clone())
     }
 
-    fn source_text(&self) -> Option<Value> {
-        serde_json::to_value(&self.source).ok()
+    fn upload(&self) -> Option<&ModUpload> {
+        Some(&self.upload)
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {

@@ -15,6 +15,7 @@ fn error_names_field_and_expectation() {
             "tags": {"type": "array", "items": {"$ref": "#/$defs/a%20tag"}, "maxItems": 2, "uniqueItems": true},
             "at": {"type": ["string", "null"], "pattern": "^[0-9]+:[0-9]+$"},
             "unit": {"anyOf": [{"const": "C"}, {"const": "F"}]},
+            "range": {"anyOf": [{"properties": {"from": {"type": "integer"}}, "additionalProperties": false}, {"type": "null"}]},
         },
         "required": ["city"],
         "additionalProperties": false,
@@ -22,7 +23,7 @@ fn error_names_field_and_expectation() {
     });
     let valid = json!({"city": "Zürich", "days": 3.0, "tags": ["ab", "cd"], "at": "7:30", "unit": "F"});
     assert_eq!(first_error(&valid, &schema), None);
-    assert_eq!(first_error(&json!({"city": "Oakford", "at": null}), &schema), None);
+    assert_eq!(first_error(&json!({"city": "Oakford", "at": null, "range": null}), &schema), None);
     for (mismatch, message) in [
         (json!(3), "the value must be an object, got 3"),
         (json!({}), "`city` is missing"),
@@ -34,7 +35,9 @@ fn error_names_field_and_expectation() {
         (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "`tags` must have at most 2 items, got 3"),
         (json!({"city": "Oakford", "at": "now"}), "`at` must be a string that matches ^[0-9]+:[0-9]+$, got \"now\""),
         (json!({"city": "Oakford", "unit": "K"}), "`unit` must match one of 2 schemas but matches none, got \"K\""),
-        (json!({"city": "Oakford", "x": 1}), "`x` is unknown; known fields: city, days, tags, at, unit"),
+        (json!({"city": "Oakford", "range": {"form": 1}}), "`range.form` is unknown; known fields: from"),
+        (json!({"city": "Oakford", "range": {"from": "a"}}), "`range.from` must be an integer, got \"a\""),
+        (json!({"city": "Oakford", "x": 1}), "`x` is unknown; known fields: city, days, tags, at, unit, range"),
     ] {
         assert_eq!(first_error(&mismatch, &schema).as_deref(), Some(message));
     }

@@ -80,3 +80,11 @@ impl<S: Sync> FromRequestParts<S> for Scope {
         Ok(Caller::from_request_parts(parts, state).await?.scope)
     }
 }
+
+/// Returns the error for keys that a route does not accept: 403 if one only permits sending traces, else 401.
+pub(in crate::server) fn rejected_key(security: &SecurityConfig, sent: &[&str]) -> ApiError {
+    if sent.iter().any(|sent| security.find_ingest_key(sent).is_some()) {
+        return ApiError::new(ErrorKind::Forbidden, "this key only permits `POST /ingest`; use an API key");
+    }
+    ApiError::new(ErrorKind::Unauthorized, "unknown API key")
+}

@@ -3,13 +3,14 @@
 //! There are three checks. The `Host` header must be a name of this server, so that a page of another site cannot reach
 //! a loopback server by DNS rebinding. A request that changes something or opens a WebSocket must not come from a page
 //! of another origin. Programs that are not browsers send no `Origin` and pass this check. If keys are configured, all
-//! routes except health, the login form and the assets of the pages require one, as a header, in the login cookie or in
-//! the body. Trace uploads may have separate keys, or need none.
+//! routes except those with [`Access::Public`] and [`Access::OptionalKey`] require one, as a header, in the login cookie
+//! or in the body. Trace uploads may have separate keys, or need none.
 
 mod body_key;
-mod caller;
+pub(super) mod caller;
 
 pub use caller::Caller;
+use caller::rejected_key;
 
 use super::access_log::KeyLabel;
 use super::error::RUN_ID;
@@ -64,15 +65,22 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
     let credentials = guard.app.credentials();
     let security = &credentials.security;
     let mut admitted = admit(&guard, &request);
+    let has_key = !sent_keys(request.headers()).is_empty();
+    let login = match &admitted {
+        Ok(Some(caller)) if !has_key => caller.label.clone(),
+        _ => None,
+    };
+    login::set_label(request.headers_mut(), login.as_deref());
     if admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unauthorized)
-        && !has_key(request.headers())
+        && !has_key
         && body_key::may_contain_key(&request)
     {
         (request, admitted) = match body_key::read(request).await {
             Ok((request, None)) => (request, admitted),
             Ok((request, Some(sent))) => {
                 let known = guard.access.find_key(security, &sent);
-                (request, known.map(|key| Some(Caller::new(security, Some(key)))).ok_or_else(unknown_key))
+                let caller = known.map(|key| Some(Caller::new(security, Some(key))));
+                (request, caller.ok_or_else(|| rejected_key(security, &[sent.as_str()])))
             }
             Err(error) => return format(error),
         };
@@ -89,7 +97,11 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
             }
             response
         }
-        Err(error) if error.kind() == ErrorKind::Unauthorized && is_page_request(&request) => {
+        Err(error)
+            if error.kind() == ErrorKind::Unauthorized
+                && guard.app.config().server.dashboard
+                && is_page_request(&request) =>
+        {
             Redirect::to(&login::address(request.uri())).into_response()
         }
         Err(error) => format(error),
@@ -108,8 +120,8 @@ pub(crate) async fn limit_runs(State(guard): State<Guard>, request: Request, nex
     next.run(request).await
 }
 
-/// Returns the caller; `None` on a route without authentication, and for a WebSocket whose first message must contain
-/// the key.
+/// Returns the caller; `None` on a route without authentication, for a request without the key that its route does not
+/// require, and for a WebSocket whose first message must contain the key.
 fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
     let credentials = guard.app.credentials();
     if request.headers().get_all(header::HOST).iter().count() > 1 {
@@ -122,17 +134,19 @@ fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
             format!("host '{host}' is not trusted; start the server with --trusted-host {host} to accept it"),
         ));
     }
-    check_origin(request, &credentials)?;
+    check_origin(guard.access, request, &credentials)?;
     if guard.access == Access::Public || request.method() == Method::OPTIONS {
         return Ok(None);
     }
-    let caller = authenticate(guard.access, &credentials, request);
-    if guard.access == Access::Socket && socket::is_websocket_request(request.headers()) && !has_key(request.headers())
-    {
+    let sent = sent_keys(request.headers());
+    let caller = authenticate(guard, &credentials, request, &sent);
+    let may_lack_key = match guard.access {
         // The key must be in its first message.
-        return Ok(caller.ok());
-    }
-    caller.map(Some)
+        Access::Socket => socket::is_websocket_request(request.headers()),
+        Access::OptionalKey => true,
+        Access::Public | Access::Ingest | Access::Key | Access::Run => false,
+    };
+    if may_lack_key && sent.is_empty() { Ok(caller.ok()) } else { caller.map(Some) }
 }
 
 impl Access {
@@ -152,9 +166,18 @@ impl Access {
     }
 }
 
-/// Returns true if the request contains a key, valid or not.
-fn has_key(headers: &HeaderMap) -> bool {
-    headers.contains_key(header::AUTHORIZATION) || KEY_HEADERS.iter().any(|name| headers.contains_key(*name))
+/// Returns the keys in the headers, valid or not. Clients of Quote send theirs in addition to the placeholder key of
+/// OpenAI's library.
+fn sent_keys(headers: &HeaderMap) -> Vec<&str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
+        // Another scheme, such as the Basic authentication of a proxy, has no key.
+        Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
+        // llama-server also accepts the key alone.
+        None => Some(value.trim()).filter(|key| !key.eq_ignore_ascii_case("bearer")),
+    });
+    let sent = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text));
+    sent.filter(|key| !key.is_empty()).collect()
 }
 
 /// Returns true if a browser requests a page.
@@ -191,17 +214,18 @@ fn is_own_host(host: &str, security: &SecurityConfig, listen: &[SocketAddr]) -> 
         .is_ok_and(|ip| ip.is_loopback() || listen.iter().any(|own| own.ip() == ip || own.ip().is_unspecified()))
 }
 
-fn check_origin(request: &Request, credentials: &Credentials) -> Result<(), ApiError> {
+fn check_origin(access: Access, request: &Request, credentials: &Credentials) -> Result<(), ApiError> {
     // A WebSocket starts with a GET, has no preflight and carries cookies: pages of other origins must not open one.
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if only_reads && !request.headers().contains_key(header::UPGRADE) {
         return Ok(());
     }
+    // The public routes that change something are the login and the logout. They set the cookie without having
+    // received it, so `*` does not include them.
+    let any_origin = access != Access::Public && credentials.security.allows_any_origin();
     match header(request, "origin") {
         None if header(request, "sec-fetch-site") == Some("cross-site") => Err(foreign_origin("another site")),
-        Some(origin) if !credentials.security.allows_origin(origin) && !is_own_origin(origin, request, credentials) => {
-            Err(foreign_origin(origin))
-        }
+        Some(origin) if !any_origin && !accepts_login(request, credentials) => Err(foreign_origin(origin)),
         _ => Ok(()),
     }
 }
@@ -218,7 +242,7 @@ fn is_own_origin(origin: &str, request: &Request, credentials: &Credentials) -> 
     own.zip(sent_to).is_some_and(|((_, own), sent_to)| own.eq_ignore_ascii_case(sent_to))
 }
 
-/// Returns true if the login cookie of a request is valid. Browsers also send it for pages of other origins on the same
+/// Returns true if a request may use or change the login cookie. Browsers also send it for pages of other origins on the same
 /// site, such as another port of this machine, which `--cors-origin '*'` permits without it.
 fn accepts_login(request: &Request, credentials: &Credentials) -> bool {
     header(request, "origin")
@@ -232,24 +256,21 @@ fn foreign_origin(origin: &str) -> ApiError {
     )
 }
 
-fn authenticate(access: Access, credentials: &Credentials, request: &Request) -> Result<Caller, ApiError> {
-    let security = &credentials.security;
-    let text = |name: &str| header(request, name);
-    let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
-        Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
-        // llama-server also accepts the key alone.
-        None => Some(value.trim()).filter(|key| !key.is_empty() && !key.eq_ignore_ascii_case("bearer")),
-    });
-    // Clients of Quote send their key in addition to the placeholder key of OpenAI's library.
-    let sent: Vec<&str> = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text)).collect();
-    let known = match sent.as_slice() {
-        [] if accepts_login(request, credentials) => login::find_key(security, request.headers()),
+fn authenticate(
+    guard: &Guard,
+    credentials: &Credentials,
+    request: &Request,
+    sent: &[&str],
+) -> Result<Caller, ApiError> {
+    let (access, security) = (guard.access, &credentials.security);
+    let known = match sent {
+        [] if accepts_login(request, credentials) => login::find_key(security, request.headers(), guard.app.now()),
         sent => sent.iter().find_map(|sent| access.find_key(security, sent)),
     };
     match known {
         Some(key) => Ok(Caller::new(security, Some(key))),
         None if !access.needs_key(security) => Ok(Caller::new(security, None)),
-        None if !sent.is_empty() => Err(unknown_key()),
+        None if !sent.is_empty() => Err(rejected_key(security, sent)),
         None => Err(ApiError::new(
             ErrorKind::Unauthorized,
             "an API key is required, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'",
@@ -257,19 +278,15 @@ fn authenticate(access: Access, credentials: &Credentials, request: &Request) ->
     }
 }
 
-fn unknown_key() -> ApiError {
-    ApiError::new(ErrorKind::Unauthorized, "unknown API key")
-}
-
 /// Returns the CORS layer for the configured origins; without `--cors-origin` no origin may send requests from pages.
 /// With `*` any page may send them, but without this server's cookies; llama-server reflects the origin and allows
 /// cookies.
 pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
-    let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
+    let allowed = if security.allows_any_origin() {
         AllowOrigin::any()
     } else {
         let security = security.clone();
-        AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| security.allows_origin(origin)))
+        AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| security.lists_origin(origin)))
     };
     CorsLayer::new()
         .allow_origin(allowed)
@@ -283,7 +300,26 @@ pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
 
 #[cfg(test)]
 mod tests {
-    use super::without_port;
+    use super::{sent_keys, without_port};
+    use axum::http::HeaderMap;
+
+    #[test]
+    fn sent_keys_are_those_of_headers_that_contain_one() {
+        for (name, value, expected) in [
+            ("authorization", "Bearer a", Some("a")),
+            ("authorization", "a", Some("a")),
+            ("authorization", "Bearer", None),
+            ("authorization", "Bearer ", None),
+            ("authorization", "", None),
+            ("authorization", "Basic YTpi", None),
+            ("x-api-key", "a", Some("a")),
+            ("x-api-key", "", None),
+            ("x-user-api-key", "a", Some("a")),
+        ] {
+            let headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
+            assert_eq!(sent_keys(&headers), Vec::from_iter(expected), "{name}: {value}");
+        }
+    }
 
     #[test]
     fn host_is_parsed_without_port_and_brackets() {

@@ -95,6 +95,9 @@ pub struct VariantSummary {
     pub(crate) mean_tokens: Option<f64>,
     /// Mean score of all cells with a score.
     pub(crate) mean_score: Option<f64>,
+    /// Standard error of the mean score: the sample standard deviation of the scores, divided by the square root of their
+    /// number; null for fewer than two scores.
+    pub(crate) score_standard_error: Option<f64>,
 }
 
 /// The summary of an experiment.
@@ -124,7 +127,8 @@ impl ExperimentSummary {
             done: sums.done,
             failed: sums.failed,
             mean_tokens: (sums.done > 0).then(|| sums.tokens / sums.done as f64),
-            mean_score: (sums.scored > 0).then(|| sums.score / sums.scored as f64),
+            mean_score: mean(&sums.scores),
+            score_standard_error: standard_error(&sums.scores),
         });
         Self { counts, variants: variants.collect() }
     }
@@ -135,8 +139,7 @@ struct Sums {
     done: usize,
     failed: usize,
     tokens: f64,
-    scored: usize,
-    score: f64,
+    scores: Vec<f64>,
 }
 
 impl Sums {
@@ -149,11 +152,19 @@ impl Sums {
             CellState::Failed => self.failed += 1,
             _ => {}
         }
-        if let Some(score) = outcome.score {
-            self.scored += 1;
-            self.score += f64::from(score);
-        }
+        self.scores.extend(outcome.score.map(f64::from));
     }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// Returns the sample standard deviation divided by the square root of the number of values.
+fn standard_error(values: &[f64]) -> Option<f64> {
+    let mean = mean(values).filter(|_| values.len() > 1)?;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    Some((squares / (values.len() - 1) as f64 / values.len() as f64).sqrt())
 }
 
 #[cfg(test)]
@@ -176,11 +187,15 @@ mod tests {
         let outcomes = [
             outcome(0, CellState::Done, Some(1.0), 4),
             outcome(1, CellState::Done, Some(0.0), 8),
-            outcome(2, CellState::Failed, None, 0),
+            outcome(2, CellState::Failed, Some(1.0), 0),
         ];
         let summary = ExperimentSummary::new(grid, 8, &outcomes);
         assert_eq!((summary.counts.pending, summary.counts.done, summary.counts.failed), (5, 2, 1));
         let means: Vec<_> = summary.variants.iter().map(|one| (one.failed, one.mean_tokens, one.mean_score)).collect();
-        assert_eq!(means, [(0, Some(6.0), Some(0.5)), (1, None, None)]);
+        assert_eq!(means, [(0, Some(6.0), Some(0.5)), (1, None, Some(1.0))]);
+        let errors: Vec<_> = summary.variants.iter().map(|one| one.score_standard_error).collect();
+        assert_eq!(errors, [Some(0.5), None]);
+        // The sample variance of 1, 2 and 4 is 7/3.
+        assert!((standard_error(&[1.0, 2.0, 4.0]).unwrap() - (7.0_f64 / 9.0).sqrt()).abs() < 1e-12);
     }
 }

@@ -232,6 +232,11 @@ impl ModelRegistry {
         self.0.changed.subscribe()
     }
 
+    /// Announces [`ModelRegistry::stop`] to the engines, before the server closes the connections of active runs.
+    pub fn announce_stop(&self) {
+        self.lock().entries.iter().filter_map(ModelEntry::in_memory).for_each(|loaded| loaded.engine().announce_stop());
+    }
+
     /// Ends all runs of all models and waits for the decode threads. After that, the recorder has received all data of
     /// the runs.
     pub async fn stop(&self) {

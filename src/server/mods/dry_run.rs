@@ -10,7 +10,9 @@ use crate::model::chat::answer::AnswerFormat;
 use crate::model::llama::NoHiddenStates;
 use crate::model::{Model, Vocabulary};
 use crate::mods::python::{last_location, line_in};
-use crate::mods::{ModFactory, ModInstance, PromptImage, RecordedSequence, ReplayLimits, ReplayedReply, RunView};
+use crate::mods::{
+    ModFactory, ModInstance, ModSource, PromptImage, RecordedSequence, ReplayLimits, ReplayedReply, RunView,
+};
 use crate::trace::document::Document;
 use serde::Serialize;
 use serde_json::Value;
@@ -92,10 +94,10 @@ impl From<&ModReplyReport> for FirstDifference {
 }
 
 impl ModReplyReport {
-    /// Returns true if the mod did something at the event.
+    /// Returns true if the mod returned an action or failed at the event.
     #[must_use]
-    pub fn has_effect(&self) -> bool {
-        self.action.is_some() || self.exception.is_some() || !self.logs.is_empty()
+    pub const fn has_effect(&self) -> bool {
+        self.action.is_some() || self.exception.is_some()
     }
 }
 
@@ -153,8 +155,10 @@ pub fn dry_run(
     });
     let instance = factory.start(&config, &view).map_err(|message| format!("mod '{mod_name}': {message}"))?;
     let was_used = run.mod_calls.iter().any(|call| call.mod_name == mod_name);
-    let source = factory.source_text().unwrap_or_default();
-    let files = source.as_object().into_iter().flat_map(|files| files.keys().cloned()).collect();
+    let files = match factory.upload().map(|upload| &upload.source) {
+        Some(ModSource::Files(files)) => files.keys().cloned().collect(),
+        _ => Vec::new(),
+    };
     let mut dry_run = DryRun {
         view,
         instance,
@@ -346,7 +350,7 @@ impl DryRun {
         reply.differs = reply.action != recorded.action || reply.exception.is_some() != recorded.exception.is_some();
         reply.now = describe(reply.action.as_ref(), reply.exception.as_deref(), vocabulary);
         reply.recorded = describe(recorded.action.as_ref(), recorded.exception.as_deref(), vocabulary);
-        if reply.differs || reply.has_effect() {
+        if reply.differs || reply.has_effect() || !reply.logs.is_empty() {
             self.events.push(reply);
         }
     }

@@ -3,7 +3,6 @@
 use super::unknown_mod;
 use crate::mods::{self, ModSource};
 use crate::server::{ApiError, App, ErrorKind};
-use serde_json::Value;
 
 /// Returns the hash of a version and its source; default is the version that runs use.
 ///
@@ -13,9 +12,9 @@ pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result
     let current = app.registry().get(name);
     let Some(wanted) = version else {
         let factory = current.ok_or_else(|| unknown_mod(app, name))?;
-        let text = factory.source_text();
-        let text = text.ok_or_else(|| ApiError::new(ErrorKind::NotFound, format!("'{name}' is a built-in mod")))?;
-        return with_hash(mods::version_of(&*factory), text);
+        let upload = factory.upload();
+        let upload = upload.ok_or_else(|| ApiError::new(ErrorKind::NotFound, format!("'{name}' is a built-in mod")))?;
+        return Ok((mods::version_of(&*factory), upload.source.clone()));
     };
     if wanted.len() < 6 || !wanted.chars().all(|c| c.is_ascii_hexdigit()) {
         let detail = format!("`version` must be 6 to 64 hexadecimal digits, got {wanted:?}");
@@ -23,14 +22,17 @@ pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result
     }
     let is_wanted = |hash: &str| hash.starts_with(&wanted.to_ascii_lowercase());
     if let Some(factory) = current.filter(|factory| is_wanted(&mods::version_of(&**factory)))
-        && let Some(text) = factory.source_text()
+        && let Some(upload) = factory.upload()
     {
-        return with_hash(mods::version_of(&*factory), text);
+        return Ok((mods::version_of(&*factory), upload.source.clone()));
     }
     let mut stored = app.store()?.mod_versions(name).await?;
     stored.retain(|version| is_wanted(&version.hash));
     match (stored.pop(), stored.len()) {
-        (Some(mut version), 0) => with_hash(version.hash, version.upload["source"].take()),
+        (Some(mut version), 0) => {
+            let source = serde_json::from_value(version.upload["source"].take()).map_err(ApiError::internal)?;
+            Ok((version.hash, source))
+        }
         (Some(_), others) => {
             let message = format!("{} versions of '{name}' start with {wanted}; send more digits", others + 1);
             Err(ApiError::invalid("version", message))
@@ -40,8 +42,4 @@ pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result
             Err(ApiError::new(ErrorKind::NotFound, detail))
         }
     }
-}
-
-fn with_hash(hash: String, source: Value) -> Result<(String, ModSource), ApiError> {
-    Ok((hash, serde_json::from_value(source).map_err(ApiError::internal)?))
 }

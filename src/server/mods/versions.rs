@@ -11,7 +11,6 @@ use crate::server::{ApiError, App};
 use crate::store::ModVersion;
 use crate::trace::document::Document;
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::time::Duration;
 use utoipa::ToSchema;
 
@@ -98,11 +97,12 @@ pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>)
     for (name, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
         let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());
         let look = move || source_store::load(&data_dir, &wanted);
-        let Some(source) = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)? else { continue };
+        let Some(found) = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)? else { continue };
+        let upload = ModUpload { name: Some(name.clone()), ..found };
         let version = ModVersion {
             name: name.clone(),
             hash: hash.clone(),
-            upload: stored_upload(name, &source),
+            upload: serde_json::to_value(upload).map_err(ApiError::internal)?,
             created_at: app.now(),
             created_by: None,
             from_file: true,
@@ -116,16 +116,11 @@ pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>)
     Ok(())
 }
 
-/// Returns an upload of this source in the format that clients send.
-fn stored_upload(name: &str, source: &impl Serialize) -> Value {
-    json!({ "name": name, "language": "python", "source": source })
-}
-
 async fn store_used(app: &App, used: &ModUse) -> Result<(), ApiError> {
     let version = ModVersion {
         name: used.name.clone(),
         hash: used.version.hash.clone(),
-        upload: stored_upload(&used.name, &used.source),
+        upload: serde_json::to_value(&used.upload).map_err(ApiError::internal)?,
         created_at: used.version.registered_at.unwrap_or_else(|| app.now()),
         created_by: used.version.registered_by.clone(),
         from_file: true,

@@ -1,6 +1,7 @@
 //! Authentication by the first message, for clients that cannot send the key as a header.
 
 use super::{Close, Incoming, Message};
+use crate::server::auth::caller::rejected_key;
 use crate::server::peers::ForwardHeaders;
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use serde_json::Value;
@@ -31,7 +32,7 @@ pub(super) async fn authenticate(
     let credentials = app.credentials();
     let security = &credentials.security;
     let Some(key) = security.find_key(&sent) else {
-        return Err(ApiError::new(ErrorKind::Unauthorized, "unknown API key"));
+        return Err(rejected_key(security, &[sent.as_str()]));
     };
     headers.set_key(&sent);
     if fields.get("type").and_then(Value::as_str) != Some("auth") {

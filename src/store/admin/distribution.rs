@@ -136,8 +136,8 @@ impl Admin {
             sqlx::query_scalar("select exists (select 1 from pg_available_extensions where name = 'citus')")
                 .fetch_one(&mut self.connection)
                 .await?;
-        let is_loaded =
-            setting(&mut self.connection, "shared_preload_libraries").await?.unwrap_or_default().contains("citus");
+        // Only some roles can read `shared_preload_libraries`.
+        let is_loaded = setting(&mut self.connection, "citus.shard_count").await?.is_some();
         Ok(match (self.embedded.is_some(), is_available, is_loaded) {
             (true, ..) => "the embedded database has no Citus: give the coordinator's address with --database-url".to_owned(),
             (_, false, _) => {

@@ -3,7 +3,7 @@
 use super::plan::{PARTITIONED, PartitionUnit};
 use super::tables::{CitusTable, TablePlacement, citus_tables, nodes, setting, unreachable_nodes};
 use super::{Admin, advice};
-use crate::store::error::is_transient;
+use crate::store::error::{READ_ONLY, is_transient};
 use crate::store::spool::{Spool, SpoolStatus};
 use crate::store::{Error, citus, migrate};
 use chrono::NaiveDate;
@@ -111,6 +111,24 @@ impl Admin {
             Err(error) => return Err(error),
         };
         Ok(DatabaseVersion { server: self.server_version().await?, schema })
+    }
+
+    /// Checks that tables can be created, which every start and every new day need. Changes nothing.
+    ///
+    /// # Errors
+    /// The server is read-only, or the role lacks the privilege.
+    pub async fn check_writable(&mut self) -> Result<(), Error> {
+        let connection = &mut self.connection;
+        let is_read_only: bool = sqlx::query_scalar("select current_setting('transaction_read_only') = 'on'")
+            .fetch_one(&mut *connection)
+            .await?;
+        if is_read_only {
+            return Err(Error::ReadOnly(READ_ONLY));
+        }
+        connection.begin().await?;
+        let created = sqlx::raw_sql("create table thunder_check ()").execute(&mut *connection).await;
+        connection.end("rollback").await?;
+        Ok(created.map(drop)?)
     }
 
     async fn server_version(&mut self) -> Result<String, Error> {

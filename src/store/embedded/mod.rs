@@ -7,6 +7,7 @@
 //! starts its own.
 
 mod account;
+mod data_dir;
 mod listen;
 mod postmaster;
 mod processes;
@@ -14,6 +15,7 @@ mod programs;
 
 use super::EmbeddedError;
 use account::Account;
+use data_dir::{DataDirLock, lock, make_data_dir};
 use listen::Listen;
 use postmaster::{Postmaster, supervise};
 use processes::Processes;
@@ -22,9 +24,9 @@ use rustix::process::{Pid, getpriority_process, setpriority_process};
 use sha2::{Digest, Sha256};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection};
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write as _};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -35,6 +37,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+pub use data_dir::{check_unused, exists};
 pub use postmaster::stop_all;
 
 /// Name of the database and of its owner.
@@ -324,42 +327,6 @@ impl Server {
         }
         String::from_utf8_lossy(&text).trim().to_owned()
     }
-}
-
-/// Creates the data directory if it does not exist and returns its absolute path.
-fn make_data_dir(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
-    // If Thunder runs as root, PostgreSQL runs as another account, which must be able to enter its folder below this
-    // one.
-    let mode = if nix::unistd::geteuid().is_root() { 0o755 } else { 0o700 };
-    DirBuilder::new().recursive(true).mode(mode).create(data_dir).map_err(disk("cannot create", data_dir))?;
-    data_dir.canonicalize().map_err(disk("cannot find", data_dir))
-}
-
-/// The lock of a data directory.
-struct DataDirLock(File);
-
-impl Drop for DataDirLock {
-    /// Unlocks, because closing is not enough: a process that is just being started still has the file open.
-    fn drop(&mut self) {
-        let _ = self.0.unlock();
-    }
-}
-
-fn lock(data_dir: &Path) -> Result<DataDirLock, EmbeddedError> {
-    let path = data_dir.join("thunder.lock");
-    let file = open_private(File::options().create(true).truncate(false).read(true).write(true), &path);
-    let mut file = file.map_err(disk("cannot open", &path))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut owner = String::new();
-            let _ = file.read_to_string(&mut owner);
-            return Err(EmbeddedError::InUse { data_dir: data_dir.to_owned(), owner: owner.trim().parse().ok() });
-        }
-        Err(TryLockError::Error(error)) => return Err(disk("cannot lock", &path)(error)),
-    }
-    let _ = file.set_len(0).and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
-    Ok(DataDirLock(file))
 }
 
 /// Opens a file and restricts it to its owner. Earlier releases created files with wider permissions.

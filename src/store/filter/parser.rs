@@ -6,6 +6,7 @@ use crate::store::feedback::FeedbackKind;
 use crate::store::notes::NoteKind;
 use crate::store::{BadFilter, tags};
 use chrono::{DateTime, Datelike, Days, NaiveDate, TimeDelta, Utc};
+use uuid::Uuid;
 
 /// A scanner of a filter's text.
 pub(super) struct FilterScanner<'a> {
@@ -167,8 +168,13 @@ fn condition(
     Ok(match name {
         "user" => Condition::User(value.text),
         "session" => Condition::Label(format!("session={}", value.text)),
-        "parent" => Condition::Label(format!("parent={}", value.text)),
+        "parent" => Condition::Label(format!("parent={}", parse_run_id(name, &value)?)),
+        // Clients may set this key of the metadata themselves, to any text.
         "experiment" => Condition::Label(format!("metadata.{}={}", RunMetadata::EXPERIMENT, value.text)),
+        "seed" => Condition::Seed(value.text.parse().map_err(|_| {
+            let message = format!("'seed' needs an integer from 0 to {}, for example {}", u32::MAX, example(name));
+            filter_error(value.at, value.len, &message)
+        })?),
         "tag" => Condition::Label(tags::label(&value.text)),
         "feedback" => {
             let find = |name: &str| FeedbackKind::ALL.into_iter().find(|kind| kind.as_str() == name);
@@ -209,6 +215,7 @@ fn example(field: &str) -> &'static str {
         "metadata" => "metadata.project:demo",
         "parent" => "parent:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",
         "experiment" => "experiment:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",
+        "seed" => "seed:42",
         "tokens" => "tokens>100",
         "backtracks" => "backtracks>0",
         "forced" => "forced>0",
@@ -229,6 +236,14 @@ fn parse_name<T, const N: usize>(
         len: value.len,
         message: format!("'{}' is not a valid {name}; expected one of {}", value.text, all.join(", ")),
         did_you_mean: closest_name(&value.text, all),
+    })
+}
+
+fn parse_run_id(name: &str, value: &FilterValue) -> Result<Uuid, BadFilter> {
+    Uuid::parse_str(&value.text).map_err(|_| {
+        let (text, example) = (&value.text, example(name));
+        let message = format!("'{text}' is not a valid {name}; expected the id of a run, for example {example}");
+        filter_error(value.at, value.len, &message)
     })
 }
 

@@ -95,8 +95,7 @@ impl SearchPlan {
                 Condition::Word(word) => wanted.push((index, "search", index_text(word).trim().to_owned())),
                 Condition::Phrase(phrase) => {
                     let phrase = index_text(phrase);
-                    let words = phrase.split(|c: char| c.is_ascii() && !c.is_alphanumeric());
-                    let words = words.filter(|word| !word.is_empty());
+                    let words = phrase.split_whitespace();
                     phrase_words.extend(words.map(|word| (index, "search", word.to_owned())));
                 }
                 Condition::Label(label) => wanted.push((index, "labels", clean(label).into_owned())),

@@ -1,17 +1,15 @@
 //! Translation of a search plan to the conditions of statements.
 
 use super::plan::{PlannedTerm, SearchPlan};
+use super::words::{ALL_WORDS, INDEXED_WORDS, MIN_INDEXED_BYTES, PHRASE, UNORDERED, leaves_out_last_word, push_search};
 use super::{Comparison, Condition, CountField};
 use crate::events::RunStatus;
-use crate::store::full_text::search_texts;
+use crate::store::full_text::has_several_words;
 use crate::store::text::clean;
 use sqlx::{Postgres, QueryBuilder};
 
 /// Rank of a condition without an index that returns runs in list order.
 const NO_DRIVER: u8 = 9;
-
-/// Minimum bytes of a word or part of a text for which an index is used. Shorter ones match too many entries.
-const MIN_INDEXED_BYTES: usize = 3;
 
 /// Maximum number of candidates that a search checks for conditions on short columns.
 const MAX_CHECKED: i64 = 5_000;
@@ -109,7 +107,7 @@ impl SearchPlan {
 impl PlannedTerm {
     /// Returns true if each candidate must be checked for this term.
     fn needs_check(&self) -> bool {
-        !self.uses_index || self.condition.is_phrase()
+        !self.uses_index || self.condition.exceeds_index()
     }
 
     fn push_check(&self, query: &mut QueryBuilder<Postgres>) {
@@ -124,9 +122,14 @@ impl Condition {
         matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
     }
 
-    /// Returns true for a phrase of several words, which needs a check because the index does not contain word order.
-    fn is_phrase(&self) -> bool {
-        matches!(self, Self::Phrase(text) if !text.chars().all(char::is_alphanumeric))
+    /// Returns true if the index also returns runs that do not match: it does not contain the order of words, and is not
+    /// searched for the last word of [`leaves_out_last_word`].
+    fn exceeds_index(&self) -> bool {
+        match self {
+            Self::Word(text) => leaves_out_last_word(text),
+            Self::Phrase(text) => has_several_words(text),
+            _ => false,
+        }
     }
 
     /// Returns true if a check reads the full-text column of a run or searches its texts.
@@ -149,7 +152,7 @@ impl Condition {
             | Self::Ids(_)
             | Self::Count(CountField::Tokens | CountField::Actions, ..) => true,
             Self::Count(_, comparison, number) => comparison.implies_above_zero(*number),
-            Self::Model(_) | Self::Mod(_) | Self::After(_) | Self::Before(_) => false,
+            Self::Model(_) | Self::Mod(_) | Self::Seed(_) | Self::After(_) | Self::Before(_) => false,
         }
     }
 
@@ -234,10 +237,8 @@ impl Condition {
     /// Appends a full-text query for the words of a condition, in any order.
     fn push_words(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
-            Self::Word(word) => {
-                push_search(query, word, "(nullif(plainto_tsquery('simple', ", ")::text, '') || ':*')::tsquery");
-            }
-            Self::Phrase(phrase) => push_search(query, phrase, "plainto_tsquery('simple', ", ")"),
+            Self::Word(word) => push_search(query, word, INDEXED_WORDS),
+            Self::Phrase(phrase) => push_search(query, phrase, UNORDERED),
             _ => {}
         }
     }
@@ -251,13 +252,13 @@ impl Condition {
                     .push_bind(clean(word).into_owned())
                     .push(" in prompt_preview || output_preview) > 0");
             }
-            Self::Word(_) => {
+            Self::Word(word) => {
                 query.push("search @@ ");
-                self.push_words(query);
+                push_search(query, word, ALL_WORDS);
             }
             Self::Phrase(phrase) => {
                 query.push("search @@ ");
-                push_search(query, phrase, "phraseto_tsquery('simple', ", ")");
+                push_search(query, phrase, PHRASE);
             }
             Self::Model(text) => push_contains(query, "model", text),
             Self::Models(names, text) => {
@@ -291,6 +292,9 @@ impl Condition {
             Self::Ids(runs) => {
                 query.push("run_id = any(").push_bind(runs.clone()).push(")");
             }
+            Self::Seed(seed) => {
+                query.push("seed = ").push_bind(i64::from(*seed));
+            }
             Self::Status(status) => {
                 query.push("status = ").push_bind(status.as_str());
             }
@@ -312,14 +316,6 @@ impl Condition {
             }
         }
     }
-}
-
-/// Appends a full-text query for each of the [`search_texts`] of a text, between `begin` and `end`, joined by "or".
-fn push_search(query: &mut QueryBuilder<Postgres>, text: &str, begin: &'static str, end: &'static str) {
-    for (number, text) in search_texts(text).into_iter().enumerate() {
-        query.push(if number == 0 { "(" } else { " || " }).push(begin).push_bind(text).push(end);
-    }
-    query.push(")");
 }
 
 /// Returns the indexed part of a user's label.

@@ -36,8 +36,12 @@ fn every_kind_of_term_is_parsed() {
     assert_eq!(one("tokens>=10"), Condition::Count(CountField::Tokens, Comparison::AtLeast, 10));
     assert_eq!(one("user:ann"), Condition::User("ann".into()));
     assert_eq!(one("session:abc"), Condition::Label("session=abc".into()));
-    assert_eq!(one("parent:0190"), Condition::Label("parent=0190".into()));
-    assert_eq!(one("experiment:0190"), Condition::Label("metadata.experiment=0190".into()));
+    let id = "01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60";
+    assert_eq!(one(&format!("parent:{id}")), Condition::Label(format!("parent={id}")));
+    assert_eq!(one(&format!("parent:{}", id.to_uppercase())), Condition::Label(format!("parent={id}")));
+    assert_eq!(one(&format!("experiment:{id}")), Condition::Label(format!("metadata.experiment={id}")));
+    assert_eq!(one("experiment:baseline"), Condition::Label("metadata.experiment=baseline".into()));
+    assert_eq!(one("seed:4294967295"), Condition::Seed(u32::MAX));
     assert_eq!(one("metadata.env:prod"), Condition::Label("metadata.env=prod".into()));
     assert_eq!(one("metadata.trace-id.2:\"a b\""), Condition::Label("metadata.trace-id.2=a b".into()));
     assert_eq!(one("tokens:7"), Condition::Count(CountField::Tokens, Comparison::Is, 7));
@@ -100,18 +104,22 @@ fn frequencies_are_estimated_for_the_longest_words_of_phrases() {
     assert_eq!(words(&format!("\"{0}\" \"{0} x\" session:a", long.join(" "))).len(), 1 + super::plan::MAX_PHRASE_WORDS);
 }
 
-/// Inserts a run as an earlier version did, whose index contains `don’t` as one word, and the same run of this version.
+/// Inserts runs as two earlier versions did, and the same runs of this version. The index of the first run contains `don’t` as
+/// one word, that of the third one the address, its host and its path.
 const INSERT_RUNS: &str = "
     insert into runs (run_id, request_id, created_at, status, surface, mods, prompt_preview, output_preview,
         prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text,
         has_attention, surprise_strip, search)
     select ('01900000-0000-7000-8000-00000000000' || n)::uuid, 'r' || n, now(), 'done', 'openai', '{}', '', '', 1, 1, 0,
         1, 0, 0, 0, 0, '', false, '', to_tsvector('simple', case n
-            when 1 then 'i don’t mind l’amour at 25°c' else 'i don t mind l amour at 25 c' end)
-    from generate_series(1, 2) n";
+            when 1 then 'i don’t mind l’amour at 25°c'
+            when 2 then 'i don t mind l amour at 25 c'
+            when 3 then 'see https://docs.example.org/path?x=1 on 2026-01-31, ann@example.org'
+            else 'see https   docs example org path x 1 on 2026 01 31  ann example org' end)
+    from generate_series(1, 4) n";
 
 #[tokio::test]
-async fn words_with_non_ascii_punctuation_are_found_in_new_and_old_runs() {
+async fn words_with_punctuation_are_found_in_new_and_old_runs() {
     let (_folder, store) = test_store::open().await;
     sqlx::query(INSERT_RUNS).execute(&store.inner.pool).await.unwrap();
     let matches = async |q: &str| {
@@ -122,7 +130,22 @@ async fn words_with_non_ascii_punctuation_are_found_in_new_and_old_runs() {
     for q in ["don’t", "L’AM", "25°C", "\"don’t mind\"", "\"mind l’amour at\"", "don’t l’amour"] {
         assert_eq!(matches(q).await, ["r2", "r1"], "{q}");
     }
-    for q in ["don’t absent", "-don’t", "\"mind don’t\""] {
+    for q in [
+        "docs.example.org",
+        "\"https://docs.example.org/path?x=1\"",
+        "2026-01-31",
+        "\"on 2026-01-31\"",
+        "ann@example.org",
+    ] {
+        assert_eq!(matches(q).await, ["r4", "r3"], "{q}");
+    }
+    assert_eq!(matches("/path").await, ["r4", "r3"]);
+    assert_eq!(matches("path").await, ["r4"]);
+    assert_eq!(matches("docs.example.org/p").await, ["r4"], "the index is not searched for `p`");
+    assert_eq!(matches("mind.a").await, ["r2", "r1"], "`amour` and `at`");
+    assert_eq!(matches("example.docs").await, ["r4"], "only phrases have an order");
+    for q in ["don’t absent", "-don’t -see", "\"mind don’t\"", "\"example.docs\"", "mind.z", "docs.example.org/q"]
+    {
         assert!(matches(q).await.is_empty(), "{q}");
     }
     store.close().await;
@@ -147,6 +170,13 @@ fn invalid_values_are_errors_with_their_position() {
     assert_eq!(error("model>3").at, 0);
     assert_eq!(error("a - b").at, 2);
     assert_eq!((error("metadata:prod").at, error("metadata.:prod").at), (0, 0));
+    assert_eq!((error("parent:nc-1").at, error("parent:nc-1").len), (7, 4));
+    assert_eq!(
+        error("parent:0190").to_string(),
+        "'0190' is not a valid parent; expected the id of a run, for example \
+         parent:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60"
+    );
+    assert_eq!((error("seed:4294967296").at, error("seed:-1").len, error("seed>1").at), (5, 2, 0));
     assert_eq!(error("after:soon").at, 6);
     for time in ["-5000-01-01", "0000-12-31", "10000-01-01", "9999-12-31T23:30:00-01:00", "999999d"] {
         assert_eq!(error(&format!("after:{time}")).at, 6, "{time}");

@@ -80,13 +80,17 @@ impl BatchWriter {
             complete_flushes(batch.flushes, false);
             return;
         };
-        let was_failing = self.is_failing;
+        let was_failing = recorder.target.metrics.is_failing();
         self.is_failing = result.outcome == PersistOutcome::Failed;
-        if was_failing && !self.is_failing {
-            tracing::info!("runs can be stored or spooled again");
-        }
         recorder.count_batch(result.outcome, batch.received_at);
         recorder.on_written(result, self.is_drained);
+        // A failed batch whose runs were all dropped leaves nothing to write but their interruption. Batches without
+        // records succeed even if nothing can be written.
+        let is_failing = self.is_failing || (was_failing && !recorder.to_interrupt.is_empty());
+        if was_failing && !is_failing {
+            tracing::info!("runs can be stored or spooled again");
+        }
+        recorder.target.metrics.set_failing(is_failing);
         complete_flushes(batch.flushes, self.is_drained && !self.is_failing);
     }
 

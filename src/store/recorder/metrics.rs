@@ -2,7 +2,7 @@
 
 use crate::events::{Histogram, TraceItem};
 use crate::store::record::attention_bytes;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Counters of the recorder.
@@ -12,6 +12,7 @@ pub struct RecorderMetrics {
     attention_bytes: AtomicU64,
     pending_items: AtomicU64,
     spool_bytes: AtomicU64,
+    is_failing: AtomicBool,
 }
 
 impl Default for RecorderMetrics {
@@ -21,6 +22,7 @@ impl Default for RecorderMetrics {
             attention_bytes: AtomicU64::new(0),
             pending_items: AtomicU64::new(0),
             spool_bytes: AtomicU64::new(0),
+            is_failing: AtomicBool::new(false),
         }
     }
 }
@@ -48,6 +50,16 @@ impl RecorderMetrics {
     #[must_use]
     pub fn spool_bytes(&self) -> u64 {
         self.spool_bytes.load(Relaxed)
+    }
+
+    /// Returns true while neither the database nor the spool file accepts runs.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        self.is_failing.load(Relaxed)
+    }
+
+    pub(super) fn set_failing(&self, is_failing: bool) {
+        self.is_failing.store(is_failing, Relaxed);
     }
 
     pub(super) fn add_batch(&self, lag: Duration) {

@@ -1,6 +1,8 @@
 //! Tests of the recorder when it panics: the other runs are recorded, and the records that cause the panic are kept.
 #![cfg(debug_assertions)] // a count that overflows panics only there
 
+mod readiness;
+
 use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, WriteState, drain_batch, persist, row_time};
 use super::*;
 use crate::events::{Event, EventType, ModCall, RunEnd, RunStart, Scope, Surface, Usage, system};

@@ -72,6 +72,7 @@ fn records() -> Vec<Record> {
         evicted_tokens: 0,
         drafts: crate::events::DraftUsage::default(),
         evicted: Vec::new(),
+        mod_failures: Vec::new(),
     };
     let first_numbers = Numbering { mod_calls: 1, mod_logs: 2, actions: 3 };
     let items = |first_numbers, item| Record::Items { run_id, first_numbers, items: Arc::new(vec![item]) };

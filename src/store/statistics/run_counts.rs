@@ -77,13 +77,15 @@ fn columns(entry: impl Fn(&str, &str) -> String) -> String {
 }
 
 /// Returns SQL of the ended runs from the id `from` up to and without the id `until`, each once with an empty mod and once per
-/// mod. Only the first of several mods of a run counts if their names begin with the same 100 characters.
+/// mod. Only the first of several mods of a run counts if their names begin with the same 100 characters. Durations of ingested
+/// runs are those of another server, or any numbers, so they do not count.
 fn ended(from: &str, until: &str) -> String {
     let (used_mod, model, hour) = (key_name!("named.mod"), key_name!("model"), hour!());
     format!(
         "select {used_mod} as mod, coalesce(owner, '') as owner, coalesce({model}, '') as model, {hour} as hour,
             status, coalesce(finish_reason, '') as reason, prompt_tokens, completion_tokens, cached_tokens,
-            coalesce(generation_us, 0) as generation_us, first_token_us, backtracked, forced, actions, errors
+            case when surface <> 'ingest' then coalesce(generation_us, 0) else 0 end as generation_us,
+            case when surface <> 'ingest' then first_token_us end as first_token_us, backtracked, forced, actions, errors
         from runs, unnest(array[''] || mods) with ordinality as named (mod, place)
         where run_id >= {from}::uuid and run_id < {until}::uuid and status <> 'running' and deletion is null
             and array_position(array[''] || mods, named.mod) = named.place

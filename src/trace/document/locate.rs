@@ -2,11 +2,16 @@
 //! reports the first mismatch: its JSON path, the expected and the found value.
 
 use super::integer::{self, Integer};
+use super::run_details::{
+    EXPECTED_METADATA, EXPECTED_VALUE, MAX_DURATION_US, MAX_METADATA, MAX_SEED, MAX_TOKENS, is_accepted_key,
+    is_accepted_value,
+};
 use super::time::{self, Timestamp};
 use super::{DocumentError, MAX_REQUEST_ID_BYTES, raw};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The objects of the document.
@@ -14,6 +19,7 @@ use std::fmt;
 pub enum ObjectKind {
     Document,
     Request,
+    ThunderRun,
     Event,
     ModCall,
     ModLog,
@@ -29,9 +35,13 @@ enum FieldKind {
     RequestId,
     Integer,
     Integers,
+    /// An integer from 0 to this one.
+    Unsigned(i64),
     Number,
     Bool,
     Time,
+    /// The metadata of a run.
+    Metadata,
     /// Any JSON.
     Raw,
     Choice(&'static [&'static str]),
@@ -50,6 +60,21 @@ const ACTION_TYPES: FieldKind = FieldKind::Choice(&[
     "AdjustedLogits",
     "ToolCalls",
     "EmitError",
+]);
+const RUN_STATUSES: FieldKind = FieldKind::Choice(&["running", "done", "cancelled", "failed", "interrupted"]);
+const FINISH_REASONS: FieldKind = FieldKind::Choice(&["stop", "length", "tool_calls", "cancelled", "error"]);
+const END_CAUSES: FieldKind = FieldKind::Choice(&[
+    "client_stop",
+    "regenerate",
+    "timeout",
+    "cancel",
+    "disconnect",
+    "shutdown",
+    "engine_stopped",
+    "not_recorded",
+    "out_of_memory",
+    "decode_failed",
+    "invalid_logits",
 ]);
 
 impl ObjectKind {
@@ -80,6 +105,22 @@ impl ObjectKind {
                 ("final_text", FieldKind::Text, false),
                 ("final_token_ids", FieldKind::Integers, false),
                 ("inference_stats", FieldKind::Raw, false),
+                ("thunder_run", FieldKind::Object(Self::ThunderRun), false),
+            ],
+            Self::ThunderRun => &[
+                ("status", RUN_STATUSES, false),
+                ("finish_reason", FINISH_REASONS, false),
+                ("end_cause", END_CAUSES, false),
+                ("message", FieldKind::Text, false),
+                ("seed", FieldKind::Unsigned(MAX_SEED), false),
+                ("metadata", FieldKind::Metadata, false),
+                ("prompt_preview", FieldKind::Text, false),
+                ("prompt_tokens", FieldKind::Unsigned(MAX_TOKENS), false),
+                ("cached_tokens", FieldKind::Unsigned(MAX_TOKENS), false),
+                ("completion_tokens", FieldKind::Unsigned(MAX_TOKENS), false),
+                ("first_token_us", FieldKind::Unsigned(MAX_DURATION_US), false),
+                ("prompt_us", FieldKind::Unsigned(MAX_DURATION_US), false),
+                ("generation_us", FieldKind::Unsigned(MAX_DURATION_US), false),
             ],
             Self::Event => &[
                 ("event_type", EVENT_TYPES, true),
@@ -147,9 +188,11 @@ impl fmt::Display for FieldKind {
             Self::RequestId => write!(f, "a string of 1 to {MAX_REQUEST_ID_BYTES} bytes"),
             Self::Integer => f.write_str(integer::EXPECTED),
             Self::Integers => f.write_str("an array of integers"),
+            Self::Unsigned(max) => write!(f, "an integer from 0 to {max}"),
             Self::Number => f.write_str("a number"),
             Self::Bool => f.write_str("true or false"),
             Self::Time => f.write_str(time::EXPECTED),
+            Self::Metadata => f.write_str(EXPECTED_METADATA),
             Self::Raw => f.write_str("JSON"),
             Self::Choice(names) => {
                 let (last, others) = names.split_last().unwrap_or((&"", &[]));
@@ -203,6 +246,7 @@ fn check(value: &RawValue, kind: FieldKind, path: &str) -> Result<(), DocumentEr
     let json = value.get();
     let fits = match kind {
         FieldKind::Object(shape) => return object(value, shape, path),
+        FieldKind::Metadata => return metadata(value, path),
         FieldKind::List(shape) => {
             return list(value, kind, path, |value, path| object(value, shape, path));
         }
@@ -227,6 +271,7 @@ fn check(value: &RawValue, kind: FieldKind, path: &str) -> Result<(), DocumentEr
             Err(_) => false,
         },
         FieldKind::Integer => serde_json::from_str::<Integer>(json).is_ok(),
+        FieldKind::Unsigned(max) => integer::is_unsigned(json, max),
         FieldKind::Number => serde_json::from_str::<f64>(json).is_ok(),
         FieldKind::Bool => matches!(json, "true" | "false"),
         FieldKind::Time => serde_json::from_str::<Timestamp>(json).is_ok(),
@@ -235,6 +280,23 @@ fn check(value: &RawValue, kind: FieldKind, path: &str) -> Result<(), DocumentEr
         }
     };
     if fits { Ok(()) } else { Err(mismatch(path, &kind, value)) }
+}
+
+fn metadata(value: &RawValue, path: &str) -> Result<(), DocumentError> {
+    let kind = FieldKind::Metadata;
+    let entries: BTreeMap<String, &RawValue> =
+        serde_json::from_str(value.get()).map_err(|_| mismatch(path, &kind, value))?;
+    if entries.len() > MAX_METADATA {
+        return Err(problem_at(path, kind.to_string(), format!("{} entries", entries.len())));
+    }
+    entries.into_iter().try_for_each(|(key, value)| {
+        if !is_accepted_key(&key) {
+            return Err(problem_at(path, kind.to_string(), format!("the key {}", shorten(&format!("{key:?}")))));
+        }
+        let fits = serde_json::from_str::<String>(value.get()).is_ok_and(|text| is_accepted_value(&text));
+        let path = format!("{path}[{key:?}]");
+        if fits { Ok(()) } else { Err(problem_at(&path, EXPECTED_VALUE, shorten(value.get()))) }
+    })
 }
 
 fn list(
@@ -287,7 +349,9 @@ impl<'de> Deserialize<'de> for Fields<'de> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ACTION_TYPES, EVENT_TYPES, FieldKind, LOG_LEVELS, ObjectKind};
+    use super::{
+        ACTION_TYPES, END_CAUSES, EVENT_TYPES, FINISH_REASONS, FieldKind, LOG_LEVELS, ObjectKind, RUN_STATUSES,
+    };
     use crate::trace::document::DocumentWire;
     use serde_json::{Value, json};
     use std::collections::{BTreeMap, BTreeSet};
@@ -305,6 +369,7 @@ mod tests {
         for (kind, name) in [
             (ObjectKind::Document, "IngestDocument"),
             (ObjectKind::Request, "IngestRequest"),
+            (ObjectKind::ThunderRun, "IngestThunderRun"),
             (ObjectKind::Event, "IngestEvent"),
             (ObjectKind::ModCall, "IngestModCall"),
             (ObjectKind::ModLog, "IngestModLog"),
@@ -316,7 +381,14 @@ mod tests {
             let required = kind.fields().iter().filter(|(.., required)| *required).map(|(field, ..)| *field);
             assert_eq!(required.collect::<BTreeSet<_>>(), texts(&schemas[name]["required"]), "{name}");
         }
-        for (kind, name) in [(EVENT_TYPES, "EventType"), (LOG_LEVELS, "LogLevel"), (ACTION_TYPES, "ActionType")] {
+        for (kind, name) in [
+            (EVENT_TYPES, "EventType"),
+            (LOG_LEVELS, "LogLevel"),
+            (ACTION_TYPES, "ActionType"),
+            (RUN_STATUSES, "RunStatus"),
+            (FINISH_REASONS, "FinishReason"),
+            (END_CAUSES, "EndCause"),
+        ] {
             let FieldKind::Choice(names) = kind else { unreachable!("the constants are choices") };
             assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), texts(&schemas[name]["enum"]), "{name}");
         }

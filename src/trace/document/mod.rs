@@ -8,15 +8,17 @@
 mod integer;
 mod locate;
 mod raw;
+mod run_details;
 mod time;
 mod wire;
 mod write;
 
 pub(crate) use raw::replace_nul;
+pub use run_details::RunDetails;
 pub use wire::DocumentWire;
 pub use write::{Numbering, item_to_json};
 
-use crate::events::{ActionRecord, Event, ModCall, ModLog, RawJson, Surface, TokenId, TraceItem};
+use crate::events::{ActionRecord, Event, ModCall, ModLog, RawJson, RunStatus, Surface, TokenId, TraceItem};
 use chrono::{DateTime, Utc};
 use locate::ObjectKind;
 use serde::{Deserialize, Serialize};
@@ -67,7 +69,7 @@ pub struct RequestMeta {
     pub extras: RequestExtras,
 }
 
-/// Fields of `request` that Quote sends in addition to the specified ones.
+/// Fields of `request` that Quote and Thunder send in addition to the specified ones.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestExtras {
@@ -95,6 +97,9 @@ pub struct RequestExtras {
     /// The engine's own statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inference_stats: Option<RawJson>,
+    /// Details of the run that Thunder recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thunder_run: Option<RunDetails>,
     /// Number of NUL characters in the payload that were replaced with U+FFFD. It is stored with the run but not
     /// written to documents.
     #[serde(skip_serializing_if = "is_zero")]
@@ -107,6 +112,16 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl RequestExtras {
+    /// Returns the status under which the run is stored.
+    #[must_use]
+    pub fn status(&self) -> RunStatus {
+        match self.thunder_run.as_ref().and_then(|details| details.status) {
+            // The document has the data up to its export.
+            Some(RunStatus::Running) => RunStatus::Interrupted,
+            status => status.unwrap_or(RunStatus::Done),
+        }
+    }
+
     /// Returns true if there is nothing to store.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -119,12 +134,14 @@ impl RequestExtras {
             final_text,
             final_token_ids,
             inference_stats,
+            thunder_run,
             replaced_nul,
         } = self;
         let texts = [system_prompt, user_prompt, active_mod_name, final_text];
         let tokens = [system_prompt_token_ids, user_prompt_token_ids, final_token_ids];
         *replaced_nul == 0
             && inference_stats.is_none()
+            && thunder_run.is_none()
             && texts.iter().all(|text| text.is_none())
             && tokens.iter().all(|tokens| tokens.is_none())
     }
@@ -153,6 +170,7 @@ impl Document {
         document.request.extras.replaced_nul = replaced_nul;
         document.check_order()?;
         document.check_links()?;
+        document.check_cached_tokens()?;
         document.events.sort_unstable_by_key(|event| event.sequence_order);
         Ok(document)
     }
@@ -243,6 +261,18 @@ impl Document {
             });
         }
         Ok(())
+    }
+
+    /// Checks that no more tokens of the prompt were cached than it has.
+    fn check_cached_tokens(&self) -> Result<(), DocumentError> {
+        let usage = self.request.extras.thunder_run.as_ref().and_then(RunDetails::usage);
+        usage.filter(|usage| usage.cached_tokens > usage.prompt_tokens).map_or(Ok(()), |usage| {
+            Err(DocumentError {
+                path: "$.request.thunder_run.cached_tokens".into(),
+                expected: format!("at most `prompt_tokens`, which is {}", usage.prompt_tokens),
+                found: usage.cached_tokens.to_string(),
+            })
+        })
     }
 
     /// Checks that calls refer to existing events, and logs and actions to existing calls.

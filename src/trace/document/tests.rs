@@ -1,6 +1,8 @@
 use super::{Document, Numbering, item_from_json, item_to_json};
+use crate::events::RunStatus;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 const SAMPLE: &[u8] = include_bytes!("../../../fixtures/sample_payload.json");
 
@@ -90,6 +92,56 @@ fn fingerprint_ignores_notation_but_no_content() {
         ("/actions/0/mod_call_sequence", json!(1)),
     ] {
         assert_ne!(parse_with(pointer, value).unwrap().fingerprint(), original, "{pointer}");
+    }
+}
+
+#[test]
+fn run_details_are_checked_and_written() {
+    let run = json!({
+        "status": "cancelled", "finish_reason": "cancelled", "end_cause": "disconnect", "message": "the client\0left", "seed": u32::MAX,
+        "metadata": {"session_id": "a"}, "prompt_preview": "Hello", "prompt_tokens": 4, "cached_tokens": 2, "completion_tokens": 1,
+        "first_token_us": 1, "prompt_us": 2, "generation_us": 3
+    });
+    let document = parse_with("/request/thunder_run", run.clone()).unwrap();
+    let written: Value = serde_json::from_slice(&document.write()).unwrap();
+    let mut expected = run;
+    expected["message"] = json!("the client\u{fffd}left");
+    assert_eq!(written["request"]["thunder_run"], expected);
+    assert_ne!(document.fingerprint(), Document::parse(SAMPLE).unwrap().fingerprint());
+    for (status, stored) in [(json!("running"), RunStatus::Interrupted), (Value::Null, RunStatus::Done)] {
+        let document = parse_with("/request/thunder_run", json!({"status": status})).unwrap();
+        assert_eq!(document.request.extras.status(), stored);
+    }
+    let error =
+        message("/request/thunder_run", json!({"prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 0}));
+    assert_eq!(error, "$.request.thunder_run.cached_tokens: expected at most `prompt_tokens`, which is 1, got 2");
+    let document = parse_with("/request/thunder_run", json!({"seed": 7.0, "prompt_us": 1e13})).unwrap();
+    let run = document.request.extras.thunder_run.unwrap();
+    assert_eq!((run.seed, run.prompt_us), (Some(7), Some(10_000_000_000_000)));
+    let mut with_nul = sample();
+    with_nul["request"]["thunder_run"] = json!({"metadata": {"a\0": "b\0"}});
+    let document = Document::parse(with_nul.to_string().as_bytes()).unwrap();
+    assert_eq!(document.request.extras.thunder_run.unwrap().metadata.unwrap()["a\u{fffd}"], "b\u{fffd}");
+    with_nul["events"][0]["step"] = json!("x");
+    assert_eq!(Document::parse(with_nul.to_string().as_bytes()).unwrap_err().path, "$.events[0].step");
+    let many: BTreeMap<String, &str> = (0..33).map(|number| (number.to_string(), "")).collect();
+    for (field, value, expected) in [
+        ("status", json!("finished"), "\"cancelled\", \"failed\" or \"interrupted\", got \"finished\""),
+        ("end_cause", json!(1), "\"decode_failed\" or \"invalid_logits\", got 1"),
+        ("seed", json!(4_294_967_296_u64), "an integer from 0 to 4294967295, got 4294967296"),
+        ("cached_tokens", json!(2_147_483_648_u32), "an integer from 0 to 2147483647, got 2147483648"),
+        ("prompt_us", json!(-1), "an integer from 0 to 10000000000000, got -1"),
+        ("generation_us", json!(u64::MAX), "an integer from 0 to 10000000000000, got 18446744073709551615"),
+        ("seed", json!(7.5), "an integer from 0 to 4294967295, got 7.5"),
+        ("metadata", json!([]), "with keys of 1 to 64 characters, got an array"),
+        ("metadata", json!({"": "x"}), "with keys of 1 to 64 characters, got the key \"\""),
+        ("metadata", json!(many), "with keys of 1 to 64 characters, got 33 entries"),
+        ("metadata[\"a\"]", json!({"a": 1}), "a string of at most 512 characters, got 1"),
+        ("metadata[\"a.b\"]", json!({"a.b": "x".repeat(513)}), "xxx…"),
+    ] {
+        let (name, _) = field.split_once('[').unwrap_or((field, ""));
+        let error = message("/request/thunder_run", json!({(name): value}));
+        assert!(error.starts_with(&format!("$.request.thunder_run.{field}: ")) && error.ends_with(expected), "{error}");
     }
 }
 

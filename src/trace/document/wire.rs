@@ -1,8 +1,9 @@
 //! The wire structs that serde parses in the fast pass. They have the fields of the `/ingest` specification and those
-//! that Quote adds to `request`.
+//! that Quote and Thunder add to `request`.
 
 use super::integer::{Integer, integers};
 use super::raw;
+use super::run_details::{RunDetails, is_accepted_metadata};
 use super::time::Timestamp;
 use super::{Document, RequestExtras, RequestMeta};
 use crate::events::{ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson};
@@ -56,6 +57,8 @@ struct RequestWire {
     /// The engine's own statistics, in any form.
     #[schema(value_type = Option<Value>)]
     inference_stats: Option<RawJson>,
+    /// Details of the run that Thunder recorded, in its exports.
+    thunder_run: Option<RunDetails>,
 }
 
 /// An event of a run.
@@ -201,10 +204,19 @@ impl Storable for DocumentWire {
                 &request.final_text,
             ])
             && are_storable_json(&[&request.inference_stats])
+            && request.thunder_run.as_ref().is_none_or(Storable::is_storable)
             && all(self.events.as_ref())
             && all(self.mod_calls.as_ref())
             && all(self.mod_logs.as_ref())
             && all(self.actions.as_ref())
+    }
+}
+
+impl Storable for RunDetails {
+    fn is_storable(&self) -> bool {
+        are_storable_texts(&[&self.message, &self.prompt_preview])
+            && self.metadata.as_ref().is_none_or(is_accepted_metadata)
+            && self.metadata.iter().flatten().all(|(key, value)| !key.contains('\0') && !value.contains('\0'))
     }
 }
 
@@ -260,6 +272,7 @@ impl From<DocumentWire> for Document {
                     final_text: request.final_text,
                     final_token_ids: request.final_token_ids.map(integers),
                     inference_stats: request.inference_stats,
+                    thunder_run: request.thunder_run,
                     replaced_nul: 0,
                 },
             },

@@ -138,6 +138,7 @@ impl Serialize for JsonView<'_, RequestMeta> {
         out.write_optional("final_text", extras.final_text.as_ref())?;
         out.write_optional("final_token_ids", extras.final_token_ids.as_ref())?;
         out.write_optional("inference_stats", extras.inference_stats.as_ref())?;
+        out.write_optional("thunder_run", extras.thunder_run.as_ref())?;
         out.end()
     }
 }

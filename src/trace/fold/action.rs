@@ -51,9 +51,10 @@ impl Fold {
                 self.end_rows(removed, after);
                 self.counters.backtracked += removed as u32;
             }
-            ActionType::ForceOutput => self.end_rows(self.alive.len() - self.prompt_rows, after),
+            ActionType::ForceOutput | ActionType::ToolCalls => {
+                self.end_rows(self.alive.len() - self.prompt_rows, after);
+            }
             ActionType::AdjustedPrefill => self.adjust_prefill(action, &details, after),
-            ActionType::ToolCalls => self.flag_last_token(flags::TOUCHED),
             ActionType::EmitError => {
                 self.counters.errors += 1;
                 self.flag_last_token(flags::TOUCHED | flags::ERROR);

@@ -154,7 +154,7 @@ impl Fold {
             EventType::Added => {
                 let dt_us = time_us.zip(self.token_us).map_or(0, |(now, before)| now.saturating_sub(before));
                 self.token_us = time_us.or(self.token_us);
-                self.apply_added(event, seq, u16::try_from(dt_us / 1000).unwrap_or(u16::MAX));
+                self.apply_added(event, seq, u32::try_from(dt_us).unwrap_or(u32::MAX));
             }
         }
     }
@@ -176,11 +176,14 @@ impl Fold {
         }
     }
 
-    fn apply_added(&mut self, event: &Event, seq: u32, dt_ms: u16) {
+    fn apply_added(&mut self, event: &Event, seq: u32, dt_us: u32) {
         self.added_from = self.rows.len();
         self.unflagged_from = self.added_from;
         let forced = event.forced == Some(true);
         let measured = event.measured.as_ref();
+        let discarded = measured.map_or(0, |measured| measured.discarded as usize);
+        // As after an action, from the next event on.
+        self.end_rows(discarded.min(self.alive.len() - self.prompt_rows), seq + 1);
         let measures = measured.map_or(&[][..], |measured| &measured.tokens);
         let assumed_tokens: Vec<TokenId>;
         let tokens = match quote::listed_tokens(event) {
@@ -221,7 +224,7 @@ impl Fold {
                 rank: measure.and_then(|m| m.rank).or_else(|| known.and_then(|drawn| drawn.rank)),
                 entropy: measure.and_then(|m| m.entropy).or_else(|| known.and_then(|drawn| drawn.entropy)),
                 flags: origin | pending | special_flag(&text),
-                dt_ms: if index == 0 { dt_ms } else { 0 },
+                dt_us: if index == 0 { dt_us } else { 0 },
                 text,
             };
             self.append(row);
@@ -284,7 +287,7 @@ impl Fold {
                 rank: None,
                 entropy: None,
                 flags: flags::PROMPT | extra | special_flag(&text),
-                dt_ms: 0,
+                dt_us: 0,
                 text,
             });
         }

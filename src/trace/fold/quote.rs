@@ -152,7 +152,7 @@ impl Fold {
                 rank: None,
                 entropy: None,
                 flags: flags::FORCED | flags::TOUCHED | special_flag(&text),
-                dt_ms: 0,
+                dt_us: 0,
                 text,
             });
         }

@@ -48,8 +48,8 @@ pub struct TokenRow {
     pub entropy: Option<f32>,
     /// Bits of [`flags`].
     pub flags: u8,
-    /// Milliseconds since the token before it, saturating.
-    pub dt_ms: u16,
+    /// Microseconds since the token before it, saturating.
+    pub dt_us: u32,
 }
 
 /// An entry of the timeline that is not a token.
@@ -169,7 +169,7 @@ mod tests {
             rank: None,
             entropy: None,
             flags: flags::SAMPLED | special_flag(text),
-            dt_ms: 0,
+            dt_us: 0,
         };
         let rows = ["Hel", "<|im_start|>", "lo E", "ND!", "</s>"].map(row);
         assert_eq!(client_text(rows.iter(), None), "Hello END!");

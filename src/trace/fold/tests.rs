@@ -1,5 +1,5 @@
 use super::{Fold, NEVER, flags};
-use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, TraceItem};
+use crate::events::{ActionRecord, ActionType, Event, EventType, Measurements, ModCall, TraceItem};
 use crate::trace::columns;
 use crate::trace::document::{Document, item_from_json};
 use base64::Engine as _;
@@ -36,7 +36,7 @@ fn expectation(fold: &Fold) -> Value {
                 "token": row.token, "text": &*row.text, "pos": row.pos, "added_at": row.added_at,
                 "removed_at": (row.removed_at != NEVER).then_some(row.removed_at),
                 "logprob_q": columns::quantize_logprob(row.logprob), "rank": row.rank.unwrap_or(0),
-                "entropy_q": columns::quantize_entropy(row.entropy), "flags": row.flags, "dt_ms": row.dt_ms,
+                "entropy_q": columns::quantize_entropy(row.entropy), "flags": row.flags, "dt_us": row.dt_us,
             })
         })
         .collect();
@@ -263,6 +263,10 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
                 event.added_tokens = (kind == EventType::Added).then(|| tokens.clone());
                 event.sampled_token = tokens.first().copied();
                 event.prompt_length = Some(tokens.len() as i32);
+                // The form of an event that records discarded tokens.
+                let discards = kind == EventType::Added && tokens.is_empty();
+                let measured = Measurements { discarded: 2, ..Measurements::default() };
+                event.measured = discards.then(|| Box::new(measured));
                 items.push(TraceItem::Event(event));
                 seq += 1;
             }

@@ -2,7 +2,7 @@
 // through both runs. A panel shows both distributions at the cursor, and a strip shows how far they diverge at every step.
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
 import { Alignment, Coalescer, numberTokens } from './diff.js';
-import { candidatesByStep, divergence, settingsDifferences } from './divergence.js';
+import { candidatesByStep, divergence, settingsDifferences, settingText } from './divergence.js';
 import { base, fetchApi, runPath } from './api.js';
 import { palette, prepareCanvas, scheduleDrawing } from './canvas.js';
 import { fact, h, nextFrame } from './dom.js';
@@ -132,7 +132,7 @@ function showPosition() {
   const value = divergences[cursor] ?? null;
   const position = `token ${tokenOfA} of A, ${tokenOfB} of B${value === null ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
   slider.setAttribute('aria-valuetext', position);
-  note.textContent = `${position}. The bars show a lower bound of the KL divergence D(A ‖ B) at each step, computed from the recorded candidates; all other tokens count as one outcome.`;
+  note.textContent = `${position}. The bars show a lower bound of the KL divergence D(A ‖ B) at each step, computed from the recorded candidates.`;
 }
 
 /** Loads and shows the candidates of both sides at the cursor, for the tokens with these indexes. */
@@ -206,10 +206,9 @@ async function showSettings() {
   const [a, b] = await Promise.all(sides.map(async ({ events }) => (await events.get(0, 0))[0]?.event?.details?.prompt?.parameters ?? {}));
   const rendered = [...document.querySelectorAll('.settings th[scope=row]')].map((el) => el.textContent);
   const added = settingsDifferences(a, b, rendered).slice(0, MAX_SETTINGS);
-  const valueText = (value) => (value === null ? '–' : typeof value === 'string' ? value : JSON.stringify(value));
-  const shortened = (value) => (valueText(value).length > 200 ? `${valueText(value).slice(0, 200)}…` : valueText(value));
+  const shortened = (text) => (text.length > 200 ? `${text.slice(0, 200)}…` : text);
   document.querySelector('.settings tbody').append(...added.map(([name, ofA, ofB]) => h('tr', {},
-    h('th', { scope: 'row' }, name), h('td', {}, shortened(ofA)), h('td', {}, shortened(ofB)))));
+    h('th', { scope: 'row' }, name), [ofA, ofB].map((value) => h('td', {}, shortened(settingText(name, value)))))));
 }
 
 /** Shows links that compare A with the runs of its family, and with the other runs that were selected in the list (`?with=`). */
@@ -259,7 +258,7 @@ function showCandidates(a, b) {
   panel.replaceChildren(h('section', {},
     h('h2', { 'data-heading': true }, heading()),
     h('dl', { class: 'token-facts' }, tokenFact(a, 'A'), tokenFact(b, 'B')),
-    entries.length ? candidatesOfBoth(entries, a, b) : h('p', { class: 'hint' }, 'No alternatives were recorded here.')));
+    entries.length ? candidatesOfBoth(entries, a, b) : h('p', { class: 'hint' }, 'No candidates were recorded here.')));
 }
 
 /** Returns the table of candidates, with a row for each side that has some. */

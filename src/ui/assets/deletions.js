@@ -1,9 +1,9 @@
 // Deletions that can still be undone: a line for each above the run list, also after a reload of the page.
 import { fetchApi, sendJson } from './api.js';
 import { h, toast } from './dom.js';
+import { runCount } from './run-list.js';
 
 const PATH = '/api/v1/deletions';
-const runCount = (count) => `${count} run${count === 1 ? '' : 's'}`;
 
 export class Deletions {
   #container;

@@ -48,7 +48,7 @@ function summary(report) {
  */
 export function setUpDryRun(section, { upload, showProblems, go, saveAndOpen }) {
   const form = section.querySelector('form');
-  const field = form.elements.run;
+  const { run: field, config: configField } = form.elements;
   const button = form.querySelector('[type=submit]');
   const status = section.querySelector('[role=status]');
   const result = section.querySelector('[data-dry-run-result]');
@@ -84,6 +84,16 @@ export function setUpDryRun(section, { upload, showProblems, go, saveAndOpen }) 
     status.textContent = text;
   }
 
+  /** Returns the configuration, or undefined for that of the recorded run. */
+  function configuration() {
+    const text = configField.value.trim();
+    try {
+      return text ? JSON.parse(text) : undefined;
+    } catch (error) {
+      throw new Error(`the configuration is not valid JSON: ${error.message}`);
+    }
+  }
+
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     const id = field.value.trim();
@@ -92,7 +102,7 @@ export function setUpDryRun(section, { upload, showProblems, go, saveAndOpen }) 
     status.textContent = 'Calling the mod…';
     result.replaceChildren();
     try {
-      const response = await sendJson('/api/v1/mods/dry-runs', { mod: upload(), run: id });
+      const response = await sendJson('/api/v1/mods/dry-runs', { mod: upload(), run: id, config: configuration() });
       const { problems, report } = await response.json();
       showProblems(report ? firstProblem(report) : problems);
       if (report) showReport(report, id);

@@ -77,7 +77,7 @@ function storeDraft() {
   isDraftStored = !isDraftOffered;
   if (isDraftOffered) return;
   try {
-    if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: source.value, base: form.dataset.hash, replaces: replaced.hash, at: Date.now() }));
+    if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ name: form.elements.name.value, text: source.value, base: form.dataset.hash, replaces: replaced.hash, at: Date.now() }));
     else localStorage.removeItem(draftKey);
   } catch {
     isDraftStored = false;
@@ -100,6 +100,7 @@ function restoreDraft() {
     before = replaced;
     replaced = { name, hash: draft.replaces ?? draft.base };
     source.value = draft.text;
+    form.elements.name.value = draft.name ?? form.elements.name.defaultValue;
   };
   // On the page of an earlier version or of a template, the user expects that source, so the draft is only offered.
   isDraftOffered = new URL(location).search !== '' || (!name && document.referrer.includes('/mods/-new'));
@@ -112,6 +113,7 @@ function restoreDraft() {
     } else {
       replaced = before;
       source.value = savedSource ?? initialSource;
+      form.elements.name.value = form.elements.name.defaultValue;
     }
   } }, 'Discard');
   const restoreButton = h('button', { type: 'button', onclick: () => {

@@ -10,16 +10,19 @@ const fieldError = (field, message) => Object.assign(new Error(message), { field
 
 /** Returns the seeds in a text such as `1, 2, 10-15`. */
 export function seedsOf(text) {
-  const seeds = [];
+  const seeds = new Set();
   for (const part of text.split(/[\s,]+/).filter(Boolean)) {
     const [, from, to = from] = /^(\d+)(?:-(\d+))?$/.exec(part) ?? [];
     const [first, last] = [Number(from), Number(to)];
     if (from === undefined || last > MAX_SEED || first > last) throw fieldError('seeds', `Seeds must be integers from 0 to ${MAX_SEED} or ranges such as 1-4, got “${part}”.`);
-    if (seeds.length + last - first >= MAX_CELLS) throw fieldError('seeds', `An experiment has at most ${MAX_CELLS} cells; the range ${part} has too many seeds.`);
-    for (let seed = first; seed <= last; seed += 1) seeds.push(seed);
+    if (seeds.size + last - first >= MAX_CELLS) throw fieldError('seeds', `An experiment has at most ${MAX_CELLS} cells; the range ${part} has too many seeds.`);
+    for (let seed = first; seed <= last; seed += 1) {
+      if (seeds.has(seed)) throw fieldError('seeds', `The seed ${seed} occurs twice; its runs would be equal. Remove one.`);
+      seeds.add(seed);
+    }
   }
-  if (!seeds.length) throw fieldError('seeds', 'Enter at least one seed, e.g. 1.');
-  return seeds;
+  if (!seeds.size) throw fieldError('seeds', 'Enter at least one seed, e.g. 1.');
+  return [...seeds];
 }
 
 /** Returns seeds as text, with three or more consecutive ones as a range. */

@@ -1,6 +1,7 @@
 // The page of an experiment: its progress, buttons that cancel, resume and remove it, scores, and the comparison of cells.
 import { base, fetchApi, sendJson } from './api.js';
-import { openConfirmDialog, toast } from './dom.js';
+import { openConfirmDialog } from './dialogs.js';
+import { toast } from './dom.js';
 import { LiveFragment } from './fragments.js';
 import { listenForShortcuts } from './keys.js';
 import { moveFocus } from './row-focus.js';

@@ -1,6 +1,7 @@
 // Saved filters of the run list: the dialog that saves a filter under a name, and their removal.
 import { base, fetchApi, sendJson } from './api.js';
-import { h, openSaveDialog, toast } from './dom.js';
+import { openSaveDialog } from './dialogs.js';
+import { h, toast } from './dom.js';
 
 const PATH = '/api/v1/filters';
 

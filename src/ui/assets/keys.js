@@ -29,6 +29,7 @@ export const SHORTCUTS = [
     [['c'], 'compare the selected runs', 'compare', 'runs'],
     [['t'], 'edit the tags of the selected runs', 'tags', 'runs'],
     [['e'], 'export the selected runs as JSON', 'export', 'runs'],
+    [['C'], 'cancel the active ones of the selected runs', 'cancel', 'runs'],
     [['Delete'], 'delete the selected runs', 'delete', 'runs'],
     [['z'], 'undo the last deletion', 'undo', 'runs'],
     [['n'], 'show new runs', 'showNew', 'runs'],
@@ -68,6 +69,7 @@ export const SHORTCUTS = [
     [['y'], 'copy a link to this event', 'copy', 'replay'],
     [['t'], 'edit the tags of the run', 'tags', 'replay'],
     [['n'], 'edit the note on the run or on the selected token', 'note', 'replay'],
+    [['C'], 'cancel the run, if it is active', 'cancel', 'replay'],
     [['f'], 'continue in the playground from here', 'openPlayground', 'replay'],
   ]],
   ['Compare', [

@@ -89,7 +89,7 @@ element.addEventListener('click', ({ target }) => buttons[target.closest('[data-
 listenForShortcuts(['playground', 'replay'], (action, key) => {
   if (action === 'generate') { generate(); return true; }
   if (action === 'computeNext') { computeNext(); return true; }
-  if (action === 'escape') {
+  if (action === 'escape' || action === 'cancel') {
     if (!generation.isActive) return false;
     generation.stop();
     return true;

@@ -19,6 +19,9 @@ async function fetchRows(url) {
   return { rows, hasOlder: Boolean(content.querySelector('[data-older]')) };
 }
 
+/** Returns a number of runs as text. */
+export const runCount = (count) => `${count} run${count === 1 ? '' : 's'}`;
+
 export class RunList {
   #results;
   #hooks;
@@ -38,8 +41,9 @@ export class RunList {
 
   /**
    * `results` is the element of `runs_list.html`. `hooks.loading(text)` is called with the duration of a request,
-   * `hooks.loaded(url, isValid)` when its response is shown, and `hooks.newRuns(count, isMore)` with the number of runs that match
-   * the filter and are not in the list yet; `isMore` if there may be more.
+   * `hooks.loaded(url, isValid)` when its response is shown, `hooks.rowsChanged()` when rows may show another status, and
+   * `hooks.newRuns(count, isMore)` with the number of runs that match the filter and are not in the list yet; `isMore` if there may
+   * be more.
    */
   constructor(results, hooks) {
     this.#results = results;
@@ -59,7 +63,7 @@ export class RunList {
   get summary() {
     const count = rowLinks(this.#results).length;
     const more = this.#results.querySelector('[data-older]') ? ', and older ones' : '';
-    return this.#results.querySelector('.empty h2')?.textContent ?? `${count} run${count === 1 ? '' : 's'}${more}`;
+    return this.#results.querySelector('.empty h2')?.textContent ?? `${runCount(count)}${more}`;
   }
 
   get #rows() { return [...this.#results.querySelectorAll('[data-run]')]; }
@@ -162,6 +166,7 @@ export class RunList {
         this.#isOutdated = true;
       }
     }
+    this.#hooks.rowsChanged();
     const isEmptyState = !this.#results.querySelector('.runs') && !this.#hasFilterError && !location.search;
     // A load would cancel the one in progress, which may be that of a filter.
     const isLoading = this.#results.hasAttribute('aria-busy');

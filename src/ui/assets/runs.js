@@ -1,11 +1,12 @@
 // The page with the list of runs: filters it while the user types, and announces new runs without moving rows.
 import { base } from './api.js';
-import { copyText, singleFlight } from './dom.js';
+import { cancelRun } from './cancel-run.js';
+import { copyText, singleFlight, toast } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
 import { listenForShortcuts } from './keys.js';
 import { focusRow, moveFocus, rowLinks } from './row-focus.js';
-import { listUrl, RunList } from './run-list.js';
+import { listUrl, runCount, RunList } from './run-list.js';
 
 const filterBox = document.querySelector('#q');
 const results = document.querySelector('[data-results]');
@@ -34,6 +35,7 @@ const list = new RunList(results, {
     }
     saveButton.hidden = !q || !isValid;
   },
+  rowsChanged: showSelection,
   newRuns: (count, isMore) => {
     newRunsButton.hidden = count === 0;
     newRunsButton.textContent = `${count}${isMore ? '+' : ''} new run${count === 1 ? '' : 's'} — show (n)`;
@@ -103,15 +105,23 @@ setInterval(() => {
   age.textContent = s < 2 ? 'updated just now' : `updated ${s < 90 ? `${s} s` : `${Math.round(s / 60)} min`} ago`;
 }, 1000);
 
-// Selected runs can be compared (the oldest one is A), tagged, exported and deleted.
+// Selected runs can be compared (the oldest one is A), tagged, exported, cancelled and deleted.
 /** The bar with the actions for the selected runs. */
 const bulk = document.querySelector('[data-bulk]');
 const selected = new Set();
+
+/** Returns those of the runs that the list shows as active. */
+const activeRuns = (ids) => ids.filter((id) => list.row(id)?.dataset.status === 'running');
 
 function showSelection() {
   bulk.hidden = selected.size === 0;
   if (bulk.hidden) closeMenu();
   bulk.querySelector('[data-bulk-text]').textContent = selected.size > 1 ? `${selected.size} runs selected` : '1 run selected; select another one to compare';
+  const cancelButton = bulk.querySelector('[data-bulk-cancel]');
+  const isCancellable = activeRuns([...selected]).length > 0;
+  // A hidden button cannot have the focus.
+  if (!isCancellable && cancelButton === document.activeElement) menu.querySelector('summary').focus();
+  cancelButton.hidden = !isCancellable;
   const link = bulk.querySelector('[data-bulk-compare]');
   link.hidden = selected.size < 2;
   const [a, b, ...others] = [...selected].sort();
@@ -147,6 +157,20 @@ function withSelected(act) {
   if (ids.length) act(ids);
   return ids.length > 0;
 }
+
+/** Cancels the active ones of the runs. */
+const cancelRuns = singleFlight(async (ids) => {
+  const results = await Promise.allSettled(activeRuns(ids).map(cancelRun));
+  const failures = results.filter(({ status }) => status === 'rejected');
+  const countOf = (isCancelled) => results.filter(({ value }) => value === isCancelled).length;
+  const parts = [
+    ['cancelled', countOf(true)],
+    ['ended before', countOf(false)],
+    [`not cancelled: ${failures[0]?.reason.message}`, failures.length],
+  ];
+  toast(parts.filter(([, count]) => count).map(([text, count]) => `${runCount(count)} ${text}`).join(', ') || 'None of these runs is active');
+});
+bulk.querySelector('[data-bulk-cancel]').addEventListener('click', () => withSelected(cancelRuns));
 
 /** The menu of export formats. */
 const menu = bulk.querySelector('details');
@@ -233,6 +257,7 @@ listenForShortcuts(['runs'], (action, key) => {
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
     case 'tags': return withSelected(editTags);
+    case 'cancel': return withSelected(cancelRuns);
     case 'delete': return withSelected(remove);
     case 'saveFilter':
       if (saveButton.hidden) return false;

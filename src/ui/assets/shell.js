@@ -44,10 +44,6 @@ let goInRun = null;
 /** Sets the function with which Ctrl+K moves to an `{event}` or `{token}` of the open run. */
 export const registerRunNavigation = (go) => { goInRun = go; };
 
-// On a narrow screen, the navigation scrolls to the link of the current page.
-const currentPage = document.querySelector('.bar nav [aria-current]');
-if (currentPage) currentPage.parentElement.scrollLeft = currentPage.offsetLeft - currentPage.parentElement.offsetLeft - 40;
-
 // Creating the first formatter is slow, so times are formatted when the page is idle. Safari has no idle callbacks.
 (globalThis.requestIdleCallback ?? setTimeout)(() => document.querySelectorAll('time[datetime]').forEach(showLocalTime), { timeout: 500 });
 

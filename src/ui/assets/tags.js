@@ -1,6 +1,7 @@
 // Tags of runs: their links, and the dialog that changes them.
 import { base, sendJson } from './api.js';
-import { h, openSaveDialog, toast } from './dom.js';
+import { openSaveDialog } from './dialogs.js';
+import { h, toast } from './dom.js';
 
 /** Returns the filter of the run list for the runs with a tag. */
 const filter = (tag) => (/\s/.test(tag) ? `tag:"${tag}"` : `tag:${tag}`);

@@ -5,6 +5,9 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
+/// Page whose tables list flags, which are sections for the search.
+const FLAGS: &str = "flags";
+
 /// A part of the table of contents.
 pub(super) struct Group {
     pub(super) title: String,
@@ -29,9 +32,10 @@ pub(super) struct Page {
     pub(super) links: Vec<String>,
 }
 
-/// A heading and the text below it.
+/// A heading and the text below it, or a flag and its description.
 #[derive(Serialize)]
 pub(super) struct Section {
+    /// Level of the heading; 0 for a flag.
     #[serde(skip)]
     pub(super) level: u8,
     pub(super) heading: String,
@@ -80,7 +84,7 @@ fn text_until_end<'a>(events: &mut impl Iterator<Item = Event<'a>>) -> String {
 impl Page {
     /// Renders a page. HTML in the Markdown is omitted.
     pub(super) fn render(slug: &str, markdown: String) -> Self {
-        let mut rendering = Rendering::default();
+        let mut rendering = Rendering { has_flags: slug == FLAGS, ..Rendering::default() };
         let mut events = Vec::new();
         for event in Parser::new_ext(&markdown, Options::ENABLE_TABLES) {
             rendering.push_event(event, &mut events);
@@ -99,7 +103,9 @@ struct Rendering {
     links: Vec<String>,
     /// Number of uses of each anchor.
     anchors: HashMap<String, usize>,
-    /// Position of the heading that is open, and its text so far.
+    /// True if the first column of the tables lists flags.
+    has_flags: bool,
+    /// Position of the heading or flag that is open, and its text so far.
     heading: Option<(usize, String)>,
     /// True while a link is open that is omitted because its target is not served.
     dropped_link: bool,
@@ -128,6 +134,18 @@ impl Rendering {
                 None => self.dropped_link = true,
             },
             Event::End(TagEnd::Link) if self.dropped_link => self.dropped_link = false,
+            Event::Code(_)
+                if self.has_flags
+                    && matches!(out[..], [.., Event::Start(Tag::TableRow), Event::Start(Tag::TableCell)]) =>
+            {
+                self.heading = Some((out.len(), String::new()));
+                self.collect(&event);
+                out.push(event);
+            }
+            Event::End(TagEnd::TableCell) if self.heading.is_some() => {
+                self.end_flag(out);
+                out.push(event);
+            }
             event => {
                 self.collect(&event);
                 out.push(event);
@@ -165,6 +183,18 @@ impl Rendering {
         }
         out.push(Event::End(TagEnd::Heading(level)));
         self.sections.push(Section { level: level as u8, heading, anchor, text: String::new() });
+    }
+
+    /// Ends the cell of a flag such as `-m --model PATH`, whose anchor is `--model`.
+    fn end_flag(&mut self, out: &mut Vec<Event<'_>>) {
+        let Some((at, heading)) = self.heading.take() else { return };
+        let words = || heading.split_whitespace().filter(|word| word.starts_with('-'));
+        // A value such as `-1..3` begins with '-', too.
+        let name =
+            words().find(|word| word.starts_with("--")).or_else(|| words().next()).unwrap_or(&heading).to_owned();
+        let anchor = self.anchor(&name);
+        out.insert(at, Event::Html(format!(r#"<span id="{anchor}"></span>"#).into()));
+        self.sections.push(Section { level: 0, heading, anchor, text: String::new() });
     }
 
     /// Returns the anchor of a heading as GitHub generates it, so that links work there, too.
@@ -212,6 +242,23 @@ mod tests {
             page.html
         );
         assert_eq!(page.sections[1].text.trim(), "text");
+    }
+
+    #[test]
+    fn flags_are_sections_with_anchors_in_their_cells() {
+        let table = "| Flag | Default | Meaning |\n|---|---|---|\n| `-m` `--model PATH` |  | File |\n| `--port PORT` | `1` | Port, see `--host` |\n| `--prio -1..3` |  | Priority |\n| `-v N` |  | Level |\n";
+        let page = Page::render("flags", format!("# Flags\n\n## Model\n\n{table}"));
+        let sections: Vec<_> =
+            page.sections.iter().map(|s| (s.heading.as_str(), s.anchor.as_str(), s.text.trim())).collect();
+        let expected = [
+            ("-m --model PATH", "--model", "File"),
+            ("--port PORT", "--port", "1 Port, see --host"),
+            ("--prio -1..3", "--prio", "Priority"),
+            ("-v N", "-v", "Level"),
+        ];
+        assert_eq!(sections[2..], expected);
+        assert!(page.html.contains(r#"<td><span id="--port"></span><code>--port PORT</code></td>"#), "{}", page.html);
+        assert_eq!(Page::render("other", format!("# Other\n\n{table}")).sections.len(), 1);
     }
 
     #[test]

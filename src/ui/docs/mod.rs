@@ -121,7 +121,7 @@ async fn page(Path(name): Path<String>, Extension(handbook): Extension<Arc<Handb
     render(StatusCode::OK, &DocsPage { shell, groups, page, previous, next: pages.get(at + 1) })
 }
 
-/// `GET /docs/search.json`: returns every section of every page.
+/// `GET /docs/search.json`: returns every section and every flag of all pages.
 async fn search(Extension(handbook): Extension<Arc<Handbook>>) -> Response {
     let pages = handbook.rendered().pages.iter();
     let entries = pages.flat_map(|page| {

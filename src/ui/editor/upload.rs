@@ -1,6 +1,6 @@
 //! The upload that a save of the editor sends.
 
-use crate::mods::ModUpload;
+use crate::mods::{ModUpload, version_of};
 use crate::server::{ApiError, App};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -31,11 +31,18 @@ pub(super) async fn upload_of(
     serde_json::from_value(Value::Object(upload)).map_err(ApiError::internal)
 }
 
-/// Returns the fields of a stored version, without its source.
+/// Returns the fields of the current or a stored version, without its source.
 pub(super) async fn stored_fields(app: &App, name: &str, hash: &str) -> Result<Option<Map<String, Value>>, ApiError> {
-    let versions = app.store()?.mod_versions(name).await?;
-    let stored = versions.into_iter().find(|version| version.hash == hash);
-    Ok(stored.and_then(|version| match version.upload {
+    // The version of a file is not stored before a run uses it.
+    let current = app.registry().get(name).filter(|factory| version_of(&**factory) == hash);
+    let upload = match current.as_ref().and_then(|factory| factory.upload()) {
+        Some(upload) => Some(serde_json::to_value(upload).map_err(ApiError::internal)?),
+        None => {
+            let versions = app.store()?.mod_versions(name).await?;
+            versions.into_iter().find(|version| version.hash == hash).map(|version| version.upload)
+        }
+    };
+    Ok(upload.and_then(|upload| match upload {
         Value::Object(mut fields) => {
             fields.remove("source");
             Some(fields)

@@ -19,6 +19,8 @@ pub(super) struct StoredMod {
     pub enabled: bool,
     /// True if the caller may disable and enable the mod.
     pub may_switch: bool,
+    /// True if the caller may remove the mod.
+    pub may_remove: bool,
     pub versions: Vec<VersionView>,
     /// The displayed version; empty for a mod without source.
     pub hash: String,
@@ -85,6 +87,7 @@ impl StoredMod {
             origin,
             enabled,
             may_switch: has_info && caller.rights.mods,
+            may_remove: origin == "uploaded" && caller.rights.mods,
             versions: versions.into_iter().map(|one| VersionView::new(one, &name, &hash, current)).collect(),
             short_hash: short_hash(&hash),
             is_current: current == Some(hash.as_str()),

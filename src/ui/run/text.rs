@@ -173,7 +173,12 @@ fn description(event: &Event) -> String {
         EventType::Added => {
             let text: String = measured.map(|m| m.tokens.iter().map(|t| t.text.as_str()).collect()).unwrap_or_default();
             let forced = if event.forced == Some(true) { "forced " } else { "" };
-            if text.is_empty() {
+            let discarded = measured.map_or(0, |measured| measured.discarded);
+            if discarded == 1 {
+                "the last token is not part of the answer".into()
+            } else if discarded > 0 {
+                format!("the last {discarded} tokens are not part of the answer")
+            } else if text.is_empty() {
                 format!("{forced}{} tokens", event.added_tokens.as_ref().map_or(0, Vec::len))
             } else {
                 format!("{forced}{text:?}")
@@ -197,7 +202,7 @@ fn action_text(action: &ActionRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::ModCall;
+    use crate::events::{Measurements, ModCall};
     use crate::ui::run::sample;
 
     #[test]
@@ -220,6 +225,11 @@ mod tests {
         let mut read = Event::new(EventType::ForwardPass, 2, 1, None);
         read.input_text = Some("Once upon".into());
         assert_eq!(description(&read), "after \"Once upon\"");
+        for (discarded, text) in [(1, "the last token is"), (2, "the last 2 tokens are")] {
+            let mut event = Event::new(EventType::Added, 2, 2, None);
+            event.measured = Some(Box::new(Measurements { discarded, ..Measurements::default() }));
+            assert_eq!(description(&event), format!("{text} not part of the answer"));
+        }
         let run = sample();
         let events = table(run.run_id, &[TraceItem::Event(sampled), TraceItem::ModCall(call), TraceItem::Action(back)]);
         assert_eq!(events[0].description, "\" <b>\\u{202e}\"");

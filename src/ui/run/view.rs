@@ -1,6 +1,6 @@
 //! A run formatted for pages.
 
-use crate::events::{RunId, RunParent, RunStatus};
+use crate::events::{RunId, RunParent, RunStatus, Surface};
 use crate::store::RunSummary;
 use crate::ui::error::sentence;
 use crate::ui::shell::{TimeView, duration, encoded, runs_href, short};
@@ -173,10 +173,13 @@ pub(in crate::ui) fn banners(run: &RunSummary) -> Vec<Banner> {
     let mut banners = Vec::new();
     let mut add = |tone, text: String| banners.push(Banner { tone, text });
     match run.status {
-        RunStatus::Interrupted => add(
-            "err",
-            format!("The server stopped during this run. The recording ends at event {}.", (run.events - 1).max(0)),
-        ),
+        RunStatus::Interrupted => {
+            let cause = match run.surface {
+                Surface::Ingest => "This run was exported before its end, or its server stopped.",
+                _ => "The server stopped during this run.",
+            };
+            add("err", format!("{cause} The recording ends at event {}.", (run.events - 1).max(0)));
+        }
         RunStatus::Failed => {
             add(
                 "err",
@@ -191,6 +194,9 @@ pub(in crate::ui) fn banners(run: &RunSummary) -> Vec<Banner> {
                 // The text may begin with the name of a mod, so it is not capitalized.
                 let more = if run.errors > 1 { format!(" ({} errors in total)", run.errors) } else { String::new() };
                 add("warn", format!("{message}{more}"));
+            } else if run.errors > 0 {
+                let calls = if run.errors == 1 { "call of a mod" } else { "calls of mods" };
+                add("warn", format!("{} {calls} failed; ticks on the timeline mark the exceptions.", run.errors));
             }
         }
     }
@@ -250,7 +256,7 @@ fn strip_path(strip: &[u8]) -> String {
 
 #[cfg(test)]
 pub(in crate::ui) fn sample() -> RunSummary {
-    use crate::events::{FinishReason, Surface};
+    use crate::events::FinishReason;
     use chrono::DateTime;
     RunSummary {
         run_id: RunId("0192f0c4-0000-7000-8000-000000000001".parse().unwrap()),
@@ -294,8 +300,9 @@ pub(in crate::ui) fn sample() -> RunSummary {
 
 #[cfg(test)]
 mod tests {
-    use super::{RunSummaryView, describe_fork, sample, strip_path};
-    use crate::events::RunParent;
+    use super::{RunSummaryView, banners, describe_fork, sample, strip_path};
+    use crate::events::{RunParent, RunStatus, Surface};
+    use crate::store::RunSummary;
     use serde_json::json;
 
     #[test]
@@ -314,6 +321,17 @@ mod tests {
         let vectors = json!({"steering": [{"name": "calm", "scale": -0.5}, {"name": "joy", "layers": [1, 2]}]});
         assert_eq!(text(vectors), "step 3: steering calm -0.5, joy 1");
         assert_eq!(text(json!({"steering": []})), "step 3: no steering");
+    }
+
+    #[test]
+    fn banner_of_an_interrupted_run_names_the_cause() {
+        for (surface, cause) in [
+            (Surface::Openai, "The server stopped during this run."),
+            (Surface::Ingest, "This run was exported before its end, or its server stopped."),
+        ] {
+            let banners = banners(&RunSummary { status: RunStatus::Interrupted, surface, ..sample() });
+            assert_eq!(banners[0].text, format!("{cause} The recording ends at event 2399."));
+        }
     }
 
     #[test]

@@ -109,6 +109,8 @@ async fn texts_have_no_space_that_the_tokenizer_added() {
     std::fs::write(&path, small_model_with_vocabulary(write_sentence_piece)).unwrap();
     let server = Server::start(&["--model", path.to_str().unwrap(), "-c", "128", "-np", "1"]);
     server.wait_ready().await;
+    // The file has no base frequency.
+    assert_eq!(server.get("/api/v1/model/info").await.1["rope_theta"], 10_000.0);
     for text in ["fox and owl", " fox"] {
         let tokens = server.answer("/api/v1/tokenize", &json!({"text": text})).await["token_ids"].clone();
         let back = server.answer("/api/v1/detokenize", &json!({"token_ids": tokens})).await;

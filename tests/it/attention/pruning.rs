@@ -33,6 +33,12 @@ async fn sentences_with_little_attention_are_suggested() {
         (3, Some(&(prompt.len() as u64))),
         "by default, sentences end at full stops and question marks"
     );
+    let chat = tokens_of(server, "<|im_start|>user\nWhat is deep?<|im_end|>\n<|im_start|>assistant\n").await;
+    let answer = server.answer("/api/v1/generate", &generate_request(&chat, &without_sentences)).await;
+    let [question] = &answer["pruning_suggestion"].as_array().unwrap()[..] else { panic!("{answer}") };
+    let [start, end] = ["start", "end"].map(|name| question[name].as_u64().unwrap() as usize);
+    let text = server.answer("/api/v1/detokenize", &json!({"token_ids": chat[start..end]})).await;
+    assert_eq!(text["text"], "What is deep?", "the template is in no sentence");
     // An empty answer attends to no token, so there are no suggestions.
     let first = &server.answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null}))).await;
     let empty_answer = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null,

@@ -18,6 +18,7 @@ async fn requests_of_halo_weave_are_answered() {
         &prompt,
         &json!({"attention_format": "per_layer", "banned_tokens": [1], "logprobs": true, "top_logprobs": 3}),
     );
+    let mut run_ids = Vec::new();
     for _ in 0..2 {
         // The request_id can be used again, because the first request has ended.
         send(&mut socket, &request).await;
@@ -46,10 +47,15 @@ async fn requests_of_halo_weave_are_answered() {
         let done = &messages[4].0;
         assert_eq!((&done["finish_reason"], &done["total_tokens"]), (&json!("length"), &json!(4)));
         assert!(done["generation_time_ms"].is_u64());
+        run_ids.push(done["run_id"].as_str().unwrap().to_owned());
         // The next request omits two tokens, so the tokens after them have new positions.
         request["input_ids"].as_array_mut().unwrap().drain(2..4);
         request["input_ids"].as_array_mut().unwrap().extend([json!(40), json!(41)]);
     }
+    for run_id in &run_ids {
+        assert_eq!(server.finished(run_id).await["run"]["run_id"], *run_id);
+    }
+    assert_ne!(run_ids[0], run_ids[1]);
     socket.send(Frame::close(yawc::close::CloseCode::Normal, "")).await.unwrap();
     let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap();
     assert!(frame.is_none_or(|frame| frame.opcode() == OpCode::Close), "the server must answer the close frame");

@@ -160,7 +160,8 @@ async fn mod_that_raises_max_tokens_raises_max_steps() {
     let default = Limits::new(2).max_steps;
     assert!(default < 400);
     let end = test_engine.run(raise(default, false)).await.end;
-    assert_eq!((end.finish.usage.completion_tokens, end.finish.message.as_deref()), (400, None));
+    let message = "a mod has set the limit of 400 tokens, which is reached";
+    assert_eq!((end.finish.usage.completion_tokens, end.finish.message.as_deref()), (400, Some(message)));
     for steps in [5, default] {
         let end = test_engine.run(raise(steps, true)).await.end;
         assert_eq!(end.finish.usage.completion_tokens, steps, "the client's own limit remains");

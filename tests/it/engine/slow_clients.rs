@@ -143,6 +143,24 @@ async fn client_that_does_not_read_receives_the_end_of_a_shutdown() {
     assert_eq!((texts, end.finish.cause), (256, Some(EndCause::Shutdown)));
 }
 
+#[tokio::test]
+async fn runs_whose_connections_a_stopping_server_closes_end_with_the_shutdown() {
+    let mut test_engine = test_engine(1, false).await;
+    let mut active = test_engine.engine.submit(request_tokens(vec![5; 4], 400)).await.unwrap();
+    let queued = test_engine.engine.submit(request_tokens(vec![5; 4], 400)).await.unwrap();
+    active.output.recv().await.unwrap();
+    test_engine.engine.announce_stop();
+    drop((active, queued));
+    let mut causes = Vec::new();
+    while causes.len() < 2 {
+        let signal = timeout(Duration::from_mins(2), test_engine.signals.recv()).await.expect("the runs do not end");
+        if let Some(Signal::Ended(_, end)) = signal {
+            causes.push(end.finish.cause);
+        }
+    }
+    assert_eq!(causes, [Some(EndCause::Shutdown); 2]);
+}
+
 /// A mod that does not reply to one type of event: the test has to use the senders.
 struct SilentMod {
     event_type: EventType,

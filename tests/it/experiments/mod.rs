@@ -109,6 +109,9 @@ async fn grid_is_run_scored_and_found() {
     }
     let (_, list) = server.get(&format!("/api/v1/runs?q=experiment:{id}")).await;
     assert_eq!(list["runs"].as_array().unwrap().len(), 8);
+    let (_, list) = server.get(&format!("/api/v1/runs?q=experiment:{id}%20seed:2")).await;
+    let seeds: Vec<_> = list["runs"].as_array().unwrap().iter().map(|run| &run["seed"]).collect();
+    assert_eq!(seeds, [&json!(2); 4]);
 
     // Equal seeds give equal answers.
     let again = wait_for_state(server, &start(server, &grid()).await, "done").await;
@@ -147,7 +150,10 @@ async fn grid_is_run_scored_and_found() {
     assert_eq!((score(0, json!({"score": 1.5})).await, score(8, json!({"score": 1})).await), (400, 404));
     let (_, scored) = server.get(&format!("{ROUTE}/{id}")).await;
     assert_eq!(column(&scored, "score")[..2], [&json!(0.25), &Value::Null]);
-    assert_eq!(scored["summary"]["variants"][0]["mean_score"], json!(0.25 / 3.0));
+    let variant = &scored["summary"]["variants"][0];
+    assert_eq!(variant["mean_score"], json!(0.25 / 3.0));
+    let error = variant["score_standard_error"].as_f64().unwrap();
+    assert!((error - 0.25 / 3.0).abs() < 1e-9, "the sample variance of 0.25, 0 and 0 is 0.0625 / 3: {error}");
 
     for name in ["cancel", "resume"] {
         assert_eq!(action(server, &id, name).await.0, 409, "{name}");
@@ -253,6 +259,7 @@ async fn invalid_experiment_starts_nothing() {
         ("prompts", json!([]), "prompts"),
         ("seeds", json!([-1]), "seeds[0]"),
         ("seeds", json!((0..2501).collect::<Vec<_>>()), "seeds"),
+        ("seeds", json!([1, 2, 1]), "seeds[2]"),
         ("mods", json!([[], ["unknown_mod"]]), "mods[1]"),
         ("parameters", json!([{}, {"temperature": -3}]), "parameters[1].temperature"),
         ("parameters", json!([{"seed": 3}]), "parameters[0].seed"),

@@ -3,6 +3,7 @@
 use super::{ROOT, pages};
 use clap::builder::PossibleValue;
 use clap::{Arg, CommandFactory};
+use regex::{Captures, Regex};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -46,7 +47,8 @@ fn handbook_lists_every_flag_of_serve() {
 fn flag_row(flag: &Arg) -> String {
     let short = flag.get_short().map(|short| format!("`-{short}` ")).unwrap_or_default();
     let long = flag.get_long().unwrap();
-    let mut help = flag.get_help().unwrap().to_string().replace('\n', " ").replace('|', "\\|").replace('<', "\\<");
+    let help = flag.get_help().unwrap().to_string().replace('\n', " ").replace('|', "\\|").replace('<', "\\<");
+    let mut help = mark_flags(&help);
     match flag.get_env().map(|name| name.to_string_lossy()) {
         Some(name) if name == format!("THUNDER_{}", long.to_uppercase().replace('-', "_")) => {}
         Some(name) => write!(help, " [environment: `{name}`]").unwrap(),
@@ -71,6 +73,17 @@ fn flag_row(flag: &Arg) -> String {
     let values = values.join("`, `");
     let (help, note) = help.rfind(" [").map_or((&*help, ""), |at| help.split_at(at));
     format!("| {short}`--{long}` | {default} | {help}; values: `{values}`{note} |\n")
+}
+
+/// Puts the names of flags in backticks.
+fn mark_flags(help: &str) -> String {
+    let code_or_flag = Regex::new(r"`[^`]*`|(^|[\s(])(--?[A-Za-z][A-Za-z0-9-]*)").unwrap();
+    code_or_flag
+        .replace_all(help, |found: &Captures| match found.get(2) {
+            Some(flag) => format!("{}`{}`", &found[1], flag.as_str()),
+            None => found[0].to_owned(),
+        })
+        .into_owned()
 }
 
 #[test]

@@ -309,8 +309,13 @@ impl Server {
     }
 }
 
-/// Returns the addresses of the lines "listening on" in a log. The last line may be incomplete.
+/// Returns the addresses of the lines and JSON events "listening on" in a log. The last line may be incomplete.
 fn addresses(log: &str) -> Vec<String> {
     let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
-    complete.lines().filter_map(|line| line.strip_prefix("thunder: listening on ")).map(str::to_owned).collect()
+    let address = |line: &str| {
+        let event: Option<Value> = serde_json::from_str(line).ok();
+        let message = event.as_ref().map_or_else(|| line.strip_prefix("thunder: "), |event| event["message"].as_str());
+        message?.strip_prefix("listening on ").map(str::to_owned)
+    };
+    complete.lines().filter_map(address).collect()
 }

@@ -147,11 +147,15 @@ async fn every_api_answers_about_an_image() {
 
     // KoboldCPP puts images between the memory and the prompt.
     let halves = rendered["prompt"].as_str().unwrap().split_once("<__media__>").unwrap();
-    let kobold = json!({"memory": halves.0, "prompt": halves.1, "images": [data], "max_length": 6, "temperature": 0,
+    let mut request = json!({"memory": halves.0, "prompt": halves.1, "images": [data], "max_length": 6, "temperature": 0,
         "bypass_eos": true, "rep_pen": 1.0});
-    let kobold = server.answer("/api/v1/generate", &kobold).await;
+    let kobold = server.answer("/api/v1/generate", &request).await;
     assert_eq!(kobold["results"][0]["text"], completion["content"], "{kobold}");
     assert_eq!(kobold["results"][0]["prompt_tokens"], completion["tokens_evaluated"], "{kobold}");
+    request["max_context_length"] = 3.into();
+    let (status, error) = server.post("/api/v1/generate", &request).await;
+    assert_eq!(status, 400, "{error}");
+    assert!(error["detail"]["msg"].as_str().unwrap().starts_with("`max_context_length` must be at least"), "{error}");
 
     for image in [PNG, GIF] {
         let content = json!([{"type": "image_url", "image_url": {"url": format!("data:;base64,{image}")}}]);

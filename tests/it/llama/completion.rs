@@ -131,6 +131,24 @@ async fn streamed_answer_equals_complete_answer() {
 }
 
 #[tokio::test]
+async fn tokens_include_those_of_a_stop_string() {
+    let server = server().await;
+    let whole = ids(&server.answer(PATH, &body(json!({"return_tokens": true}))).await["tokens"]);
+    let stop = server.answer("/detokenize", &json!({"tokens": whole[3..5]})).await["content"].clone();
+    let fields = json!({"return_tokens": true, "stop": [stop], "n_probs": 1});
+    let answer = server.answer(PATH, &body(fields.clone())).await;
+    assert_eq!((&answer["stop_type"], &answer["stopping_word"]), (&json!("word"), &stop));
+    let predicted = answer["tokens_predicted"].as_u64().unwrap() as usize;
+    assert_eq!(ids(&answer["tokens"]), whole[..predicted]);
+    assert!(answer["completion_probabilities"].as_array().unwrap().len() < predicted);
+    let mut streamed = body(fields);
+    streamed["stream"] = true.into();
+    let pieces = events(&server.stream(PATH, &streamed).await);
+    let tokens: Vec<i32> = pieces.iter().flat_map(|piece| ids(&piece["tokens"])).collect();
+    assert_eq!(tokens, whole[..predicted]);
+}
+
+#[tokio::test]
 async fn prompt_can_be_evaluated_without_generation() {
     let server = server().await;
     let answer = server.answer(PATH, &body(json!({"n_predict": 0}))).await;

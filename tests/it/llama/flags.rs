@@ -99,6 +99,10 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
         &["--draft-p-min", "2"],
         &["-ctkd", "q3"],
         &["-ngld", "most"],
+        &["--temp", "hot"],
+        &["--parameter", "xtc_probability=\"high\""],
+        &["--parameter", "response_format={\"type\": \"xml\"}"],
+        &["--grammar", "root ::= ["],
     ] {
         errors.add_text(arguments.join(" "), &start_error(arguments, &[]));
     }
@@ -112,11 +116,51 @@ fn llama_server_variables_are_read_after_thunder_variables() {
         &[("LLAMA_ARG_N_PARALLEL", "0")][..],
         &[("LLAMA_ARG_N_PARALLEL", "4"), ("THUNDER_PARALLEL", "0")],
         &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")],
+        &[("LLAMA_ARG_CTX_SIZE", "abc")],
+        &[("THUNDER_REPEAT_LAST_N", "all")],
+        &[("LLAMA_ARG_MODEL", "a.gguf"), ("THUNDER_HF_REPO", "user/model")],
     ] {
         let shown = variables.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
         errors.add_text(shown, &start_error(&[], variables));
     }
     insta::assert_snapshot!("variable_errors", errors);
+}
+
+#[test]
+fn empty_variables_count_as_unset() {
+    let mut command = thunder();
+    command.args(["serve", "--list-devices"]).env("LLAMA_ARG_MODEL", "a.gguf").env("THUNDER_PORT", "");
+    for variable in ["MMPROJ", "MODELS_DIR", "SSL_KEY_FILE", "HF_REPO", "CTX_SIZE", "NO_SUCH_VARIABLE"] {
+        command.env(format!("LLAMA_ARG_{variable}"), "");
+    }
+    let output = command.output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && !errors.contains("LLAMA_ARG_"), "{errors}");
+}
+
+#[test]
+fn empty_variables_of_keys_and_certificate_are_errors() {
+    for variable in [
+        "THUNDER_API_KEY",
+        "THUNDER_API_KEY_FILE",
+        "THUNDER_ADMIN_KEY",
+        "THUNDER_MOD_KEY",
+        "THUNDER_INGEST_KEY",
+        "THUNDER_SSL_CERT_FILE",
+        "LLAMA_API_KEY",
+        "LLAMA_ARG_API_KEY_FILE",
+        "LLAMA_ARG_SSL_CERT_FILE",
+    ] {
+        let error = start_error(&["--allow-unauthenticated"], &[(variable, "")]);
+        let is_named = error.contains("an API key must not be empty") || error.contains(variable);
+        assert!(is_named, "{variable}: {error}");
+    }
+    let mut client = thunder();
+    client.args(["runs", "--server", "http://127.0.0.1:1"]).env("THUNDER_API_KEY", "");
+    let error = String::from_utf8(client.output().unwrap().stderr).unwrap();
+    assert!(error.contains("no server answers"), "a client needs no key: {error}");
+    let error = start_error(&["--ssl-cert-file", "a.pem"], &[("LLAMA_ARG_SSL_KEY_FILE", "")]);
+    assert!(error.contains("--ssl-cert-file needs --ssl-key-file"), "{error}");
 }
 
 /// Returns the most probable answer to a prompt.
@@ -128,6 +172,8 @@ async fn greedy(server: &Server) -> Value {
 
 #[tokio::test]
 async fn flags_without_effect_are_logged_and_change_no_answer() {
+    // llama-server clamps or ignores these values, too.
+    let accepted = ["--temp", "-1", "--top-p", "1.5", "--top-k", "-5", "--keep", "-7", "-n", "-2", "-l", "99999+5"];
     let flags = [
         "--poll",
         "0",
@@ -153,8 +199,10 @@ async fn flags_without_effect_are_logged_and_change_no_answer() {
         "--embedding",
         "--tags",
         "small,random",
+        "--samplers",
+        "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature;foo",
     ];
-    let tuned = Server::start(&flags);
+    let tuned = Server::start(&[&flags[..], &accepted].concat());
     tuned.wait_ready().await;
     assert_eq!(greedy(&tuned).await, greedy(server().await).await);
     let log = tuned.log();
@@ -162,9 +210,14 @@ async fn flags_without_effect_are_logged_and_change_no_answer() {
         "--draft-p-split has no effect: speculative decoding drafts from the text of the run",
         "--reuse-port has no effect",
         "--no-cont-batching has no effect",
+        "the stage \"foo\" of the default `samplers` is ignored",
+        "the default -2 of `n_predict` has the effect of -1",
+        "the default `logit_bias` of token 99999 is ignored",
     ] {
         assert_eq!(log.matches(note).count(), 1, "{log}");
     }
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2});
+    tuned.answer("/v1/chat/completions", &chat).await;
     let models = tuned.get("/v1/models").await.1;
     assert_eq!(models["data"][0]["tags"], json!(["small", "random"]));
     let vector = tuned.answer("/v1/embeddings", &json!({"input": "owl"})).await["data"][0]["embedding"].clone();

@@ -260,6 +260,10 @@ async fn full_context_is_handled_as_requested() {
     assert!(evicted > 100);
     let total = shifted["tokens_evaluated"].as_u64().unwrap() + 400 - 1;
     assert_eq!(shifted["tokens_cached"], total - evicted, "evicted tokens must not be in the slot");
+    let kobold =
+        json!({"prompt": "Once upon a time", "max_length": 300, "max_context_length": 8192, "bypass_eos": true});
+    let kobold = server.answer("/api/v1/generate", &kobold).await;
+    assert_eq!(kobold["results"][0]["completion_tokens"], 300, "{kobold}");
     body["context_policy"] = "stop".into();
     let stopped = server.answer("/completion", &body).await;
     assert_eq!((&stopped["truncated"], &stopped["stop_type"]), (&json!(true), &json!("limit")));

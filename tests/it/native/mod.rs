@@ -99,7 +99,7 @@ async fn invalid_query_error_names_the_field() {
     /api/v1/runs?modle=x: 400 unknown field `modle`; known fields: q, before, limit
     /api/v1/runs?limit=0: 400 `limit` must be an integer between 1 and 500, got 0
     /api/v1/runs?before=yesterday: 400 `before` must be a UUID, got "yesterday"
-    /api/v1/runs?q=modle:x: 400 'modle' is not a field; the fields are model, mod, status, surface, error, request, user, session, tag, feedback, note, metadata, parent, experiment, tokens, backtracks, forced, actions, after, before. Put the term in quotation marks to search for it as text (at character 1 of the filter) [model]
+    /api/v1/runs?q=modle:x: 400 'modle' is not a field; the fields are model, mod, status, surface, error, request, user, session, tag, feedback, note, metadata, parent, experiment, seed, tokens, backtracks, forced, actions, after, before. Put the term in quotation marks to search for it as text (at character 1 of the filter) [model]
     /api/v1/runs/nobody: 404 no run 'nobody' exists
     /api/v1/runs/nobody/columns: 404 no run 'nobody' exists
     /api/v1/runs/queries/events?from=5&to=2: 400 `from` and `to` must satisfy 0 <= from <= to, got 5 and 2

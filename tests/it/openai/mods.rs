@@ -2,8 +2,9 @@
 
 use super::{CHAT, chat, chunks, forced_start};
 use crate::harness::redaction::redact_text;
-use crate::harness::{ErrorTable, server};
+use crate::harness::{ErrorTable, recorded_items, server};
 use serde_json::{Value, json};
+use thunder::trace::fold::{Fold, NEVER};
 
 #[tokio::test]
 async fn mod_is_selected_by_field_or_model_name() {
@@ -94,6 +95,62 @@ async fn mod_can_end_run_with_tool_calls() {
     let arguments: String = deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
     assert_eq!(serde_json::from_str::<Value>(&arguments).unwrap(), json!({"city": "Oakford"}));
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+}
+
+/// The replay of a run, and of its copy, has the answer that the client received.
+#[tokio::test]
+async fn discarded_text_is_recorded_as_removed() {
+    let server = server().await;
+    for (path, name) in [
+        ("/v1/completions", "discard_from_third"),
+        ("/v1/completions", "call_tool_late"),
+        ("/v1/completions", "fail_late"),
+        (CHAT, "call_tool_late"),
+    ] {
+        let mut body = chat(json!({"prompt": "Once", "max_tokens": 6, "ignore_eos": true, "mods": [name]}));
+        body.as_object_mut().unwrap().remove(if path == CHAT { "prompt" } else { "messages" });
+        // The tokens of a failed run are only in the stream.
+        let mut text = String::new();
+        let mut streamed = body.clone();
+        streamed["stream"] = true.into();
+        let mut run_id = Value::Null;
+        for event in server.stream(path, &streamed).await.iter().filter(|event| *event != "[DONE]") {
+            let chunk: Value = serde_json::from_str(event).unwrap();
+            if run_id.is_null() {
+                run_id = chunk["thunder"]["run_id"].clone();
+            }
+            let retracted = chunk.pointer("/thunder/retract/chars").and_then(Value::as_u64).unwrap_or(0);
+            text = text.chars().take(text.chars().count() - retracted as usize).collect();
+            let choice = &chunk["choices"][0];
+            text += choice["text"].as_str().or_else(|| choice["delta"]["content"].as_str()).unwrap_or_default();
+        }
+        if name != "fail_late" {
+            body["logprobs"] = if path == CHAT { true.into() } else { 1.into() };
+            let answer = server.answer(path, &body).await;
+            let choice = &answer["choices"][0];
+            let whole = choice["text"].as_str().or_else(|| choice["message"]["content"].as_str()).unwrap_or_default();
+            assert_eq!(whole, text, "{name}");
+            let logprobs = &choice["logprobs"];
+            let tokens: String = if path == CHAT {
+                logprobs["content"].as_array().into_iter().flatten().filter_map(|it| it["token"].as_str()).collect()
+            } else {
+                logprobs["tokens"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+            };
+            assert_eq!(tokens, text, "{name}: {logprobs}");
+        }
+        let run_id = run_id.as_str().unwrap();
+        let mut document = server.finished(run_id).await;
+        let copy_id = format!("copy-of-{run_id}");
+        document["request"]["request_id"] = json!(copy_id);
+        assert_eq!(server.post("/ingest", &document).await.0, 201);
+        for id in [run_id, &copy_id] {
+            let mut fold = Fold::new();
+            recorded_items(server, id).await.iter().for_each(|item| fold.apply(item));
+            assert_eq!(fold.answer_text(), text, "{name}: {id}");
+            assert!(fold.rows().iter().any(|row| row.removed_at != NEVER), "{name}: the replay lacks removed tokens");
+            assert_eq!(server.finished(id).await["run"]["output_preview"], text, "{name}: {id}");
+        }
+    }
 }
 
 #[tokio::test]

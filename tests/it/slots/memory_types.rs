@@ -125,9 +125,9 @@ async fn remaining_context_is_recomputed_if_cells_cannot_shift() {
         endless.limits.max_steps = 10_000;
         endless.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
         let result = test_engine.run(endless).await;
-        assert_eq!((result.end.finish.reason, result.end.finish.evicted_tokens), (FinishReason::Length, 246));
+        assert_eq!((result.end.finish.reason, result.end.finish.evicted_tokens), (FinishReason::Length, 245));
         let sequence = [irregular_tokens(1, 100), result.generated()].concat();
-        let remaining = [&sequence[..20], &sequence[266..512]].concat();
+        let remaining = [&sequence[..20], &sequence[265..512]].concat();
         assert_eq!(sequence[512..], generate_uncached(&mut test_engine, &remaining, 38).await);
     }
 }

@@ -12,7 +12,7 @@ const RUNS: u32 = 30_000;
 const BATCH: u32 = 50_000;
 
 /// Filters and the equivalent SQL conditions.
-const FILTERS: [(&str, &str); 64] = [
+const FILTERS: [(&str, &str); 65] = [
     ("", "true"),
     ("mod:STORY", "'story' = any(mods)"),
     ("mod:rare", "'rare-mod' = any(mods)"),
@@ -22,6 +22,7 @@ const FILTERS: [(&str, &str); 64] = [
     ("haystack", "search @@ 'haystack'"),
     ("absentword", "false"),
     ("\"tell me a story\"", "search @@ phraseto_tsquery('simple', 'tell me a story')"),
+    ("tell-me/a-sto", "search @@ to_tsquery('simple', 'tell <-> me <-> a <-> sto:*')"),
     ("\"story tell\"", "false"),
     ("w100 w200", "search @@ to_tsquery('simple', 'w100:* & w200:*')"),
     ("story model:qwen3-8b error>0", "search @@ 'story' and model = 'qwen3-8b' and errors > 0"),

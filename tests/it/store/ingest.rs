@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use thunder::events::{RunId, RunStatus, Scope};
 use thunder::store::{Database, IngestError, Store};
-use thunder::trace::document::{Document, Numbering, item_to_json};
+use thunder::trace::document::{Document, Numbering, RunDetails, item_to_json};
 
 #[tokio::test]
 async fn ingested_document_is_exported_unchanged() {
@@ -32,6 +32,16 @@ async fn ingested_document_is_exported_unchanged() {
     let exported = Document::parse(&stored.write()).unwrap();
     let again = store.ingest(&Scope::All, None, exported.clone()).await.unwrap();
     assert_eq!((again.run_id, again.created), (ingested.run_id, false), "the export is the same document");
+    let mut earlier = exported.clone();
+    earlier.request.request_id = "r2".into();
+    let without_details = store.ingest(&Scope::All, None, earlier.clone()).await.unwrap();
+    earlier.request.extras.thunder_run = Some(RunDetails { prompt_tokens: Some(3), ..RunDetails::default() });
+    let again = store.ingest(&Scope::All, None, earlier.clone()).await.unwrap();
+    assert_eq!((again.run_id, again.created), (without_details.run_id, false), "an export by an earlier version");
+    earlier.request.temperature = Some(0.5);
+    let conflict = store.ingest(&Scope::All, None, earlier).await.unwrap_err();
+    assert!(matches!(conflict, IngestError::Conflict { .. }), "{conflict}");
+    assert!(store.delete(&Scope::All, again.run_id).await.unwrap());
     let mut changed = exported;
     changed.request.temperature = Some(0.5);
     let conflict = store.ingest(&Scope::All, None, changed).await.unwrap_err();

@@ -267,6 +267,7 @@ impl LiveRun {
             evicted_tokens: 0,
             evicted: Vec::new(),
             drafts: DraftUsage::default(),
+            mod_failures: Vec::new(),
         };
         Signal::Ended(self.run_id(), Arc::new(RunEnd { completed_at: now(), status: RunStatus::Done, finish }))
     }

@@ -63,7 +63,7 @@ async fn runs_are_listed_filtered_and_paged() {
 }
 
 #[tokio::test]
-async fn words_next_to_non_ascii_punctuation_are_found() {
+async fn words_next_to_punctuation_are_found() {
     let data = Data::new();
     let store = data.open().await;
     let mut payload: serde_json::Value = serde_json::from_slice(&super::payload("quoted", 2)).unwrap();
@@ -72,6 +72,55 @@ async fn words_next_to_non_ascii_punctuation_are_found() {
     store.ingest(&Scope::All, None, document).await.unwrap();
     for q in ["hello", "\"hello there\"", "“HELLO", "yes", "\"there — yes\"", "there»…yes"] {
         assert_eq!(runs_matching(&store, q).await, ["quoted"], "{q}");
+    }
+    let mut payload: serde_json::Value = serde_json::from_slice(&super::payload("markup", 2)).unwrap();
+    payload["request"]["final_text"] = "<documents><document index=\"1\">Zebraquux report</document></documents> \
+        <script>xylofoon()</script> visit https://zqsite.example/guide/zqinstall or /usr/local/zlib, \
+        https://docs.example.org/path/page?x=1, <div class=\"hero-banner\"> don't 3.14 -42 東京 &amp;"
+        .into();
+    // PostgreSQL stores no higher position than 16383.
+    let far = format!("{}{} zuser_zid", payload["request"]["final_text"].as_str().unwrap(), " x".repeat(17_000));
+    payload["request"]["final_text"] = far.into();
+    let document = Document::parse(&serde_json::to_vec(&payload).unwrap()).unwrap();
+    store.ingest(&Scope::All, None, document).await.unwrap();
+    for q in [
+        "documents",
+        "document",
+        "zebraquux",
+        "xylofoon",
+        "\"xylofoon\"",
+        "zqsite",
+        "guide",
+        "zqinstall",
+        "div",
+        "class",
+        "hero",
+        "banner",
+        "hero-ban",
+        "<div",
+        "\"<div class=\"",
+        "zlib",
+        "local",
+        "/usr/local/zl",
+        "zqsite.example/guide",
+        "\"https://docs.example.org/path/page\"",
+        "don't",
+        "3.14",
+        "3.1",
+        "42",
+        "<div>",
+        "zebraquux </documents>",
+        "&amp;",
+        "zebraquux &amp; \"https://\"",
+        "zuser_zid",
+        "zebraquux -<absent>",
+        "banner-hero",
+        "東京",
+    ] {
+        assert_eq!(runs_matching(&store, q).await, ["markup"], "{q}");
+    }
+    for q in ["\"banner-hero\"", "\"local/usr\"", "\"page/path\"", "zebraquux -<div>"] {
+        assert_eq!(runs_matching(&store, q).await, Vec::<String>::new(), "{q}");
     }
     store.close().await;
 }

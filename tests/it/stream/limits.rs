@@ -37,6 +37,10 @@ async fn key_is_accepted_in_header_or_first_message() {
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unauthorized"), &json!("authenticate")));
         assert!(matches!(client.next().await, Next::Closed(Some(1008))));
     }
+    let (received, code) = crate::kobold::frames(&server, &json!({"prompt": "Once"})).await;
+    let [Ok(error)] = &received[..] else { panic!("{received:?}") };
+    assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!("UNAUTHORIZED")), "{error}");
+    assert_eq!(code, Some(1008));
     // An `Upgrade` header does not make other paths public, and a key in the URL is ignored.
     let with_upgrade = harness::http().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
     assert_eq!(with_upgrade.send().await.unwrap().status(), 401);

@@ -53,10 +53,32 @@ async fn resume_moves_control_and_notifies_the_first_connection() {
     first.until(|message| message["index"] == 3).await;
     let mut second = Client::connect(server).await;
     second.send(&json!({"type": "resume", "request_id": id, "after": 3})).await;
-    second.until(|message| message["index"] == 4).await;
+    let messages = second.until(|message| message["index"] == 4).await;
+    assert_eq!(with_type(&messages, "status").count(), 0, "the run is not paused: {messages:?}");
     first.until_status("moved").await;
     second.send(&json!({"type": "control", "action": "stop"})).await;
     assert_eq!(second.until_end().await.last().unwrap()["stopped_by"], "client");
+}
+
+#[tokio::test]
+async fn resumed_client_learns_that_run_is_paused() {
+    let server = server().await;
+    let mut first = Client::connect(server).await;
+    first.send(&endless()).await;
+    let id = first.message().await["request_id"].clone();
+    first.until(|message| message["index"] == 3).await;
+    first.send(&json!({"type": "control", "action": "pause"})).await;
+    first.until_status("pause").await;
+    drop(first);
+    let mut second = Client::connect(server).await;
+    second.send(&json!({"type": "resume", "request_id": id, "after": 3})).await;
+    let [init, status] = [second.message().await, second.message().await];
+    assert_eq!((&init["type"], &status["operation"]), (&json!("init"), &json!("pause")), "{init} {status}");
+    assert_eq!((&status["type"], &status["request_id"]), (&json!("status"), &id));
+    second.send(&json!({"type": "control", "action": "resume"})).await;
+    second.until_status("resume").await;
+    second.send(&json!({"type": "control", "action": "stop"})).await;
+    second.until_end().await;
 }
 
 #[tokio::test]

@@ -90,6 +90,7 @@ pub(super) fn parse(
 ) -> Result<LlamaCompletionRequest, ApiError> {
     let fields = fields.with_server_defaults(app).lenient();
     let mut options = response_options(app, fields)?;
+    parameters::reject_lazy_grammar(fields)?;
     let count = answer_count(fields, loaded.engine().slots())?;
     let runs = prompts.len() * count as usize;
     generation::check_run_count(runs)?;

@@ -198,7 +198,11 @@ impl RunResponse {
             && self.last_token.is_some_and(|token| self.vocabulary.ends_answer(token, &self.limits.stop_tokens));
         let predicted = usage.completion_tokens + u32::from(ended_by_token);
         let stream = self.options.reported.stream;
-        let tokens = if self.options.return_tokens { token_ids(&self.tokens) } else { Vec::new() };
+        let mut tokens = if self.options.return_tokens { token_ids(&self.tokens) } else { Vec::new() };
+        // Every chunk of a stream has its tokens, and the last one those without a text.
+        if stream || self.options.return_tokens {
+            tokens.extend(self.run.metrics.tokens_after_text.get().into_iter().flatten());
+        }
         let settings = GenerationSettings::new(&self.sampling, &self.limits, &self.options.reported);
         let (slot, model, prompt) = (Some(self.slot()), self.model.as_str(), self.prompt.as_str());
         let fields = LlamaCompletionFields {

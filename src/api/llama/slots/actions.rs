@@ -116,7 +116,7 @@ async fn slot_action(
         }
         Some("restore") => {
             let (name, path) = named_file(&app, scope, &parse_small_body(body).await?)?;
-            let block = files::read(path, &name, engine.max_snapshot_bytes()?).await?;
+            let block = files::read(path, scope, &name, engine.max_snapshot_bytes()?).await?;
             let bytes = block.len();
             let tokens = engine.restore_slot(caller.tenant, slot, block).await?;
             let timings = SlotRestoreTimings { restore_ms: ms() };

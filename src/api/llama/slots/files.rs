@@ -33,6 +33,11 @@ pub(super) fn path(app: &App, scope: &Scope, field: &str, name: &str) -> Result<
 /// Returns the folder of a client's files: the tenant's folder below `dir`, or `dir` if the client can also access
 /// files without an owner.
 fn folder(dir: &Path, scope: &Scope) -> PathBuf {
+    tenant_folder(scope).map_or_else(|| dir.to_owned(), |name| dir.join(name))
+}
+
+/// Returns the name of the folder with the client's files; `None` if it can also access files without an owner.
+fn tenant_folder(scope: &Scope) -> Option<String> {
     match scope {
         Scope::Owned { tenant: Some(tenant), includes_unowned: false } => {
             let mut name = "tenant-".to_owned();
@@ -43,9 +48,9 @@ fn folder(dir: &Path, scope: &Scope) -> PathBuf {
                     let _ = write!(name, "%{byte:02X}");
                 }
             }
-            dir.join(name)
+            Some(name)
         }
-        _ => dir.to_owned(),
+        _ => None,
     }
 }
 
@@ -91,8 +96,8 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     blocking(write).await?
 }
 
-/// Reads a snapshot of up to `max_bytes` bytes.
-pub(super) async fn read(path: PathBuf, name: &str, max_bytes: usize) -> Result<Bytes, ApiError> {
+/// Reads a snapshot of up to `max_bytes` bytes of the client with this scope.
+pub(super) async fn read(path: PathBuf, scope: &Scope, name: &str, max_bytes: usize) -> Result<Bytes, ApiError> {
     let read = move || -> io::Result<Option<Vec<u8>>> {
         // Opening a pipe would block until another process writes to it.
         let file = std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
@@ -109,7 +114,16 @@ pub(super) async fn read(path: PathBuf, name: &str, max_bytes: usize) -> Result<
         Ok(None) => Err(ApiError::bad_request(format!(
             "'{name}' is not a snapshot of this server's slots: expected a file of at most {max_bytes} bytes"
         ))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ApiError::not_found("snapshot file", name)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(match tenant_folder(scope) {
+            Some(folder) => ApiError::new(
+                ErrorKind::NotFound,
+                format!(
+                    "no snapshot file '{name}' exists in the folder {folder} below --slot-save-path, which has the files of \
+                     this API key"
+                ),
+            ),
+            None => ApiError::not_found("snapshot file", name),
+        }),
         Err(error) => Err(ApiError::internal(format!("cannot read snapshot {name}: {error}"))),
     }
 }
@@ -127,7 +141,19 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 #[cfg(test)]
 mod tests {
-    use super::is_plain;
+    use super::{Scope, is_plain, read};
+
+    #[tokio::test]
+    async fn missing_file_of_a_key_names_its_folder() {
+        let scope = Scope::Owned { tenant: Some("key:1".into()), includes_unowned: false };
+        let error = read("/nowhere/a.bin".into(), &scope, "a.bin", 9).await.unwrap_err().problem();
+        assert!(
+            error.status == 404 && error.detail.contains("'a.bin' exists in the folder tenant-key%3A1"),
+            "{error:?}"
+        );
+        let error = read("/nowhere/a.bin".into(), &Scope::All, "a.bin", 9).await.unwrap_err().problem();
+        assert_eq!(error.detail, "no snapshot file 'a.bin' exists");
+    }
 
     #[test]
     fn path_is_rejected_as_name() {

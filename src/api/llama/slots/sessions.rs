@@ -85,8 +85,8 @@ async fn session_action(
             let engine = loaded.engine();
             let block = match file {
                 Some(file) => {
-                    files::read(files::path(&app, client.scope, "file", file)?, file, engine.max_snapshot_bytes()?)
-                        .await?
+                    let path = files::path(&app, client.scope, "file", file)?;
+                    files::read(path, client.scope, file, engine.max_snapshot_bytes()?).await?
                 }
                 None => sessions.get(client, &model, id).ok_or_else(|| ApiError::not_found("session", id))?.block,
             };

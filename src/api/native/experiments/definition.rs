@@ -15,6 +15,7 @@ use regex::{Regex, RegexBuilder};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -44,7 +45,7 @@ pub struct ExperimentDefinition {
     /// The prompts, as text.
     #[schema(min_items = 1)]
     prompts: Vec<String>,
-    /// The seeds.
+    /// The seeds, each once.
     #[schema(min_items = 1)]
     seeds: Vec<u32>,
     /// Lists of mods; default is one empty list.
@@ -172,7 +173,20 @@ impl ExperimentDefinition {
         })
     }
 
-    /// Checks the definition, except the scorer, and the request of every cell. Returns the mods of each list in their
+    /// Checks that each seed occurs once. Runs with equal seeds are equal, so they would count as more evidence than they are.
+    ///
+    /// # Errors
+    /// A seed occurs twice.
+    pub(super) fn check_seeds(&self) -> Result<(), ApiError> {
+        let mut seeds = HashSet::new();
+        let Some((index, seed)) = self.seeds.iter().enumerate().find(|(_, seed)| !seeds.insert(**seed)) else {
+            return Ok(());
+        };
+        let detail = format!("`seeds` must not contain a seed twice, got {seed} twice; its runs would be equal");
+        Err(ApiError::invalid(format!("seeds[{index}]"), detail))
+    }
+
+    /// Checks the definition, except the scorer and the seeds, and the request of every cell. Returns the mods of each list in their
     /// current versions.
     ///
     /// # Errors

@@ -85,6 +85,8 @@ pub async fn create(
 ) -> Result<(StatusCode, axum::Json<Experiment>), ApiError> {
     let mut definition: ExperimentDefinition =
         serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
+    // A stored experiment of an earlier version may repeat a seed and can still be resumed.
+    definition.check_seeds()?;
     let loaded = app.get_or_load(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
     // The default model may change before the experiment is resumed.

@@ -85,6 +85,7 @@ pub(super) struct CompletionOptions {
 pub(super) fn parse(app: &App, loaded: &LoadedModel, fields: Fields<'_>) -> Result<CompletionRequest, ApiError> {
     let fields = fields.with_server_defaults(app);
     let count = answer_count(fields)?;
+    parameters::reject_lazy_grammar(fields)?;
     let mut options = CompletionOptions {
         stream: fields.flag("stream")?.unwrap_or(false),
         include_usage: parameters::include_usage(fields)?,

@@ -79,6 +79,9 @@ pub(crate) struct AttentionDoneEvent<'a> {
     /// Index of the sample, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
+    /// Id of the run; absent if the request was cancelled before it started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_id: Option<String>,
     /// `stop_token`, `stop_string`, `length`, `tool_calls`, `cancelled` or `timeout`.
     finish_reason: &'static str,
     /// Tokens of the answer.
@@ -252,6 +255,7 @@ pub(crate) fn done_message(
         r#type: "done",
         request_id,
         sample: (samples > 1).then_some(done.sample),
+        run_id: done.run_id.map(|id| id.to_string()),
         finish_reason: done.finish_reason,
         total_tokens: done.total_tokens,
         prompt_tokens: done.prompt_tokens,

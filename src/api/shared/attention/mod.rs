@@ -9,6 +9,7 @@ pub(crate) mod event;
 pub(crate) mod pruning;
 pub(crate) mod request;
 pub(crate) mod row_format;
+mod sentences;
 pub(crate) mod stream;
 
 pub(crate) use error::AttentionError;

@@ -1,16 +1,13 @@
 //! Suggests sentences that a client could remove from its context because they received little attention.
 
+use super::sentences::{Sentence, SentenceKey, listed_sentences, split_sentences};
 use crate::api::shared::Fields;
-use crate::api::shared::fields::{abbreviate, integer};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::server::ApiError;
 use crate::trace::attention::AttentionRows;
 use serde::Serialize;
-use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use utoipa::ToSchema;
 
@@ -22,27 +19,6 @@ const MAX_STORED_REQUESTS: usize = 3;
 const MAX_SENTENCES: usize = 100_000;
 /// Maximum sentences that a connection stores. The history is cleared before another one is added.
 const MAX_STORED_SENTENCES: usize = 20_000;
-/// Ends of sentences, if the request does not list sentences.
-const SENTENCE_ENDS: [char; 4] = ['.', '!', '?', '\n'];
-
-/// Key of a sentence in the history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum SentenceKey {
-    /// The client's `turn_id` and `sentence_id`.
-    ClientIds(i64, i64),
-    /// Hash of the tokens, because the server's own numbers change when a sentence is removed.
-    Tokens(u64),
-}
-
-/// A sentence of the prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Sentence {
-    key: SentenceKey,
-    turn: i64,
-    sentence: i64,
-    start: usize,
-    end: usize,
-}
 
 /// Attention per sentence while an answer is generated.
 #[derive(Debug, Clone)]
@@ -79,7 +55,7 @@ pub(crate) struct PruningHistory(Arc<Mutex<AttentionHistory>>);
 
 impl SentenceTracker {
     /// Parses `suggest_pruning`, `prune_below`, and `sentences`: a list of `{turn_id, sentence_id, start, end}`.
-    /// Without a list, turns start at control tokens and sentences end at `.`, `!`, `?` and line breaks.
+    /// Without a list, the prompt is split by [`split_sentences`].
     ///
     /// # Errors
     /// 400 for sentences outside the prompt.
@@ -183,82 +159,10 @@ impl PruningHistory {
     }
 }
 
-impl Sentence {
-    fn range(self) -> Range<usize> {
-        self.start..self.end
-    }
-}
-
-/// Parses `sentences`.
-fn listed_sentences(list: &[Value], tokens: usize) -> Result<Vec<Sentence>, ApiError> {
-    let parsed = list.iter().enumerate().map(|(at, entry)| sentence(at, entry, tokens));
-    let sentences = parsed.collect::<Result<Vec<_>, _>>()?;
-    // Every step reads the attention to all tokens of all sentences.
-    let total: usize = sentences.iter().map(|sentence| sentence.range().len()).sum();
-    if total > tokens {
-        let message = format!(
-            "`sentences` must have at most {tokens} tokens in total, the number of input_ids, got {total}; sentences must \
-             not overlap"
-        );
-        return Err(ApiError::invalid("sentences", message));
-    }
-    Ok(sentences)
-}
-
-fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiError> {
-    let field = |name: &str| value.get(name).and_then(integer);
-    let parse = || {
-        let (start, end) = (usize::try_from(field("start")?).ok()?, usize::try_from(field("end")?).ok()?);
-        let (turn, number) = (field("turn_id")?, field("sentence_id")?);
-        let sentence = Sentence { key: SentenceKey::ClientIds(turn, number), turn, sentence: number, start, end };
-        (start < end && end <= tokens).then_some(sentence)
-    };
-    parse().ok_or_else(|| {
-        let message = format!(
-            "`sentences[{at}]` must be {{turn_id, sentence_id, start, end}} with 0 <= start < end <= {tokens}, the number of \
-             input_ids, got {}",
-            abbreviate(value)
-        );
-        ApiError::invalid(format!("sentences[{at}]"), message)
-    })
-}
-
-/// Splits the prompt into sentences.
-fn split_sentences(vocabulary: &Vocabulary, prompt: &[TokenId]) -> Vec<Sentence> {
-    let mut sentences = Vec::new();
-    let (mut turn, mut number, mut start) = (0, 0, 0);
-    let texts = vocabulary.texts(prompt);
-    for (index, (&token, text)) in prompt.iter().zip(&texts).enumerate() {
-        let control = vocabulary.is_control(token);
-        let ends = !control && (index + 1 == prompt.len() || text.trim_end_matches(' ').ends_with(SENTENCE_ENDS));
-        // Control tokens belong to no sentence because removing one would merge two turns.
-        let end = if control { index } else { index + 1 };
-        if (control || ends) && end > start {
-            let mut hasher = DefaultHasher::new();
-            prompt[start..end].hash(&mut hasher);
-            let key = SentenceKey::Tokens(hasher.finish());
-            sentences.push(Sentence { key, turn, sentence: number, start, end });
-            number += 1;
-        }
-        if control {
-            (turn, number) = (turn + i64::from(number > 0), 0);
-        }
-        if control || ends {
-            start = index + 1;
-        }
-    }
-    sentences
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::sentences::tests::list;
     use super::*;
-    use serde_json::json;
-
-    fn list(ranges: &[(usize, usize)]) -> Vec<Value> {
-        let ranges = ranges.iter().enumerate();
-        ranges.map(|(at, (start, end))| json!({"turn_id": 1, "sentence_id": at, "start": start, "end": end})).collect()
-    }
 
     fn tracker(threshold: f32) -> SentenceTracker {
         let sentences = listed_sentences(&list(&[(0, 2), (2, 3)]), 3).unwrap();
@@ -322,24 +226,5 @@ mod tests {
         answer.retract(1);
         assert!(suggested(&answer, &history).is_empty(), "no token is left");
         assert_eq!(answer.max_attention, [0.0, 0.0]);
-    }
-
-    #[test]
-    fn sentences_may_not_have_more_tokens_than_prompt() {
-        assert_eq!(listed_sentences(&list(&[(0, 2), (1, 3)]), 4).unwrap().len(), 2);
-        let error = listed_sentences(&list(&[(0, 2), (0, 3)]), 4).unwrap_err().problem().detail;
-        assert!(error.starts_with("`sentences` must have at most 4 tokens in total"), "{error}");
-    }
-
-    #[test]
-    fn sentences_must_be_within_prompt() {
-        let valid = json!({"turn_id": 1, "sentence_id": 3, "start": 1, "end": 2});
-        assert!(sentence(0, &valid, 2).is_ok());
-        for (field, value) in [("end", json!(3)), ("start", json!(2)), ("start", json!(-1)), ("turn_id", json!("x"))] {
-            let mut wrong = valid.clone();
-            wrong[field] = value;
-            let error = sentence(4, &wrong, 2).unwrap_err().problem().detail;
-            assert!(error.starts_with("`sentences[4]` must be"), "{error}");
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::pruning::SentenceTracker;
 use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
-use crate::api::shared::aliases::defaults_with_aliases;
+use crate::api::shared::aliases::aliased_fields;
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
 use crate::api::shared::generation::{repeat_request, request_id_exists};
 use crate::api::shared::parameters::MinTokens;
@@ -116,9 +116,9 @@ pub(crate) async fn parse(
     transport: Transport,
     received: Instant,
 ) -> Result<AttentionRequest, ApiError> {
-    let (defaults, names) = defaults_with_aliases(app, fields);
-    let mut request = parse_fields(app, loaded, fields.with_defaults(&defaults), transport, received)
-        .map_err(|error| names.restore(error))?;
+    let (aliased, names) = aliased_fields(fields);
+    let fields = fields.with_aliases(&aliased).with_server_defaults(app);
+    let mut request = parse_fields(app, loaded, fields, transport, received).map_err(|error| names.restore(error))?;
     drop_duplicate_request_ids(app, &mut request.requests).await?;
     Ok(request)
 }

@@ -43,6 +43,8 @@ pub(crate) struct GeneratedToken {
 #[derive(Debug, Clone)]
 pub(crate) struct SampleEnd {
     pub(crate) sample: usize,
+    /// The run of the sample, if it has started.
+    pub(crate) run_id: Option<RunId>,
     pub(crate) finish_reason: &'static str,
     /// Tokens of the answer, without retracted ones.
     pub(crate) total_tokens: usize,
@@ -61,7 +63,7 @@ impl SampleEnd {
     /// Returns the end of a sample that was cancelled before it started.
     pub(crate) fn before_start(sample: usize, prompt_tokens: u32, received: Instant) -> Self {
         let generation_time_ms = received.elapsed().as_millis() as u64;
-        Self { sample, finish_reason: "cancelled", total_tokens: 0, prompt_tokens, generation_time_ms }
+        Self { sample, run_id: None, finish_reason: "cancelled", total_tokens: 0, prompt_tokens, generation_time_ms }
     }
 }
 
@@ -199,7 +201,14 @@ impl AttentionStream {
     }
 
     fn done(&self, sample: usize, finish_reason: &'static str, total_tokens: usize, prompt_tokens: u32) -> SampleEnd {
-        SampleEnd { sample, finish_reason, total_tokens, prompt_tokens, generation_time_ms: self.options.elapsed_ms() }
+        SampleEnd {
+            sample,
+            run_id: Some(self.runs.started[sample].id),
+            finish_reason,
+            total_tokens,
+            prompt_tokens,
+            generation_time_ms: self.options.elapsed_ms(),
+        }
     }
 }
 

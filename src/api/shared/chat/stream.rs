@@ -182,9 +182,6 @@ impl ChatStream {
                 let pieces = if is_cut { answer.parser.finish_cut() } else { answer.parser.finish() };
                 update.deltas = answer.deltas(pieces, family);
                 if let Some(payload) = &end.finish.tool_calls {
-                    // The calls of a mod replace the whole answer, so the text that the model wrote before them is
-                    // retracted.
-                    update.deltas.extend(answer.parser.retract_content().map(ChatDelta::Retract));
                     update.deltas.extend(answer.add_mod_calls(payload, family));
                 }
                 answer.end = Some(Arc::clone(&end));

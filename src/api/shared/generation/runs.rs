@@ -4,7 +4,7 @@ use super::time_limit::stop_at_time_limit;
 use super::{RunClient, check_request_id, failure};
 use crate::engine::{Output, Request, RunMetrics};
 use crate::events::{RunEnd, RunId};
-use crate::server::{ApiError, App, LoadedModel};
+use crate::server::{ApiError, App, LoadedModel, note_started_run};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use std::sync::Arc;
@@ -126,6 +126,7 @@ impl Runs {
         for (index, request) in requests.into_iter().enumerate() {
             check_request_id(&client.app, &request).await?;
             let generation = loaded.engine().submit(request).await?;
+            note_started_run(generation.run_id);
             started.push(StartedRun { id: generation.run_id, metrics: generation.metrics });
             if let Some(limit) = time_limit {
                 time_limits.spawn(stop_at_time_limit(generation.control, limit));

@@ -1,7 +1,7 @@
 //! Times and progress of a run in llama-server's format.
 
 use crate::engine::{PromptProgress, PromptTiming};
-use crate::events::{EvictedMessage, Finish, Usage};
+use crate::events::{EvictedMessage, Finish, ModFailures, Usage};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -35,6 +35,9 @@ pub(crate) struct RunTimings {
     /// Explanation of the finish reason, such as a time limit; absent if it needs none.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
+    /// Mods with failed calls; absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mod_failures: Vec<ModFailures>,
 }
 
 impl RunTimings {
@@ -55,6 +58,7 @@ impl RunTimings {
             draft_n_accepted: drafts.map(|drafts| drafts.accepted),
             // The finish reason alone does not show that a time limit was reached or a mod was disabled.
             message: finish.message.clone(),
+            mod_failures: finish.mod_failures.clone(),
             ..Self::from_counts(usage, finish.prompt_decoded, finish.prompt_us, finish.generation_us)
         }
     }
@@ -94,6 +98,7 @@ impl RunTimings {
             draft_n: None,
             draft_n_accepted: None,
             message: None,
+            mod_failures: Vec::new(),
         }
     }
 }

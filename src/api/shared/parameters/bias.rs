@@ -29,6 +29,24 @@ pub(super) fn sum_by_token(biases: &mut Vec<(TokenId, f32)>) {
     *biases = sums;
 }
 
+/// Returns the token ids of a list of biases that the vocabulary lacks.
+pub(super) fn unknown_tokens(biases: &Value, vocabulary: &Vocabulary) -> Vec<i64> {
+    let pairs = biases.as_array().into_iter().flatten();
+    pairs.filter(|pair| is_unknown(pair, vocabulary)).filter_map(|pair| pair[0].as_i64()).collect()
+}
+
+/// Returns a list of biases without the token ids that the vocabulary lacks.
+pub(super) fn without_unknown_tokens(biases: &Value, vocabulary: &Vocabulary) -> Value {
+    match biases {
+        Value::Array(pairs) => pairs.iter().filter(|pair| !is_unknown(pair, vocabulary)).cloned().collect(),
+        other => other.clone(),
+    }
+}
+
+fn is_unknown(pair: &Value, vocabulary: &Vocabulary) -> bool {
+    pair[0].is_i64() && token(&pair[0], vocabulary).is_none()
+}
+
 /// Parses biases up to `max_bias`: OpenAI's `{"id or text": bias}`, or llama-server's `[[id or text, bias or false], …]`.
 /// Those of the same token are added up.
 pub(crate) fn logit_bias(

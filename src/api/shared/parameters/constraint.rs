@@ -2,7 +2,7 @@
 
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::model::grammar::{Constraint, GrammarSource};
-use crate::server::ApiError;
+use crate::server::{ApiError, ErrorCode};
 use serde_json::Value;
 
 /// Prefix of a grammar in llguidance's Lark format, as in llama-server.
@@ -40,6 +40,17 @@ pub(crate) fn parse_constraint(
         return Err(ApiError::invalid(second.field.as_str(), message));
     }
     Ok(first)
+}
+
+/// Rejects a grammar that begins at a trigger in the answer, as llama-server's completion routes accept it.
+pub(crate) fn reject_lazy_grammar(fields: Fields<'_>) -> Result<(), ApiError> {
+    const FIELD: &str = "grammar_lazy";
+    if !fields.flag(FIELD)?.unwrap_or(false) || parse_constraint(fields, SeveralConstraints::TakeFirst)?.is_none() {
+        return Ok(());
+    }
+    let detail = "`grammar_lazy`: a grammar that begins at a trigger is not supported; omit it, and constrain the answer \
+                  from its first token, or send tools to /v1/chat/completions";
+    Err(ApiError::invalid(FIELD, detail).code(ErrorCode::Unsupported))
 }
 
 /// Parses `response_format`: `{"type": "text"}`, `{"type": "json_object"}`, llama-server's `{"type": "json_object",
@@ -95,6 +106,16 @@ mod tests {
         ] {
             assert_eq!(source(body), Some(GrammarSource::JsonSchema(schema.clone())));
         }
+    }
+
+    #[test]
+    fn lazy_grammar_is_rejected() {
+        let rejected =
+            |body: Value| reject_lazy_grammar(Fields::new(&body).unwrap()).map_err(|error| error.problem().detail);
+        assert_eq!(rejected(json!({"grammar_lazy": false, "grammar_triggers": []})), Ok(()));
+        assert_eq!(rejected(json!({"grammar_lazy": true, "grammar": ""})), Ok(()));
+        assert!(rejected(json!({"grammar_lazy": true, "json_schema": {}})).unwrap_err().contains("`grammar_lazy`"));
+        assert!(rejected(json!({"grammar_lazy": 1})).unwrap_err().contains("true or false"));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(crate) enum MinTokens {
 
 /// Returns the maximum answer length as sent; -1 for as many tokens as fit.
 pub(crate) fn n_predict(fields: Fields<'_>) -> i64 {
-    fields.first_present(&MAX_TOKENS_FIELDS).and_then(|(_, value)| integer(value)).unwrap_or(-1)
+    fields.first_present(&MAX_TOKENS_FIELDS).and_then(|(_, value)| integer(value)).map_or(-1, |count| count.max(-1))
 }
 
 /// Parses the limits of a run. `room` is the number of tokens left in the context after the prompt.
@@ -40,13 +40,21 @@ pub(crate) fn limits(
         MinTokens::One => 1,
     };
     let requested = match fields.first_present(&MAX_TOKENS_FIELDS) {
-        // -1 is llama-server's value for as many tokens as fit.
-        Some((name, value)) if integer(value) != Some(-1) => {
-            let count = integer(value).filter(|count| (min_tokens..=i64::from(i32::MAX)).contains(count));
-            let expected = format!("an integer between {min_tokens} and {}, or -1 for as many as fit", i32::MAX);
-            Some(count.ok_or_else(|| invalid_value(name, &expected, value))? as u32)
+        Some((name, value)) => {
+            const MAX: i64 = i32::MAX as i64;
+            let is_default = !fields.is_sent(name);
+            match integer(value) {
+                // llama-server's value for as many tokens as fit; its flag also accepts other negative numbers.
+                Some(count) if count == -1 || (is_default && count < 0) => None,
+                Some(count) if is_default => Some(count.clamp(min_tokens, MAX) as u32),
+                Some(count) if (min_tokens..=MAX).contains(&count) => Some(count as u32),
+                _ => {
+                    let expected = format!("an integer between {min_tokens} and {MAX}, or -1 for as many as fit");
+                    return Err(invalid_value(name, &expected, value));
+                }
+            }
         }
-        _ => None,
+        None => None,
     };
     let max_tokens = requested.map_or(room, |requested| requested.min(room));
     let default = Limits::new(max_tokens);

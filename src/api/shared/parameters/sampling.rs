@@ -1,6 +1,6 @@
 //! Sampling parameters.
 
-use super::bias::{logit_bias, sum_by_token};
+use super::bias::{logit_bias, sum_by_token, without_unknown_tokens};
 use super::tokens::bounded_tokens;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::engine::{SamplerStage, SamplingParams};
@@ -15,6 +15,9 @@ use std::ops::RangeInclusive;
 const MAX_OPENAI_BIAS: f32 = 100.0;
 /// Sampling stages that llama-server removed but its clients still send; they are ignored.
 const REMOVED_SAMPLERS: [&str; 3] = ["tfs", "tfs_z", "tfs-z"];
+
+/// Field of the sampling stages.
+pub(super) const SAMPLERS: &str = "samplers";
 
 /// Parses the sampling parameters.
 pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<SamplingParams, ApiError> {
@@ -33,14 +36,18 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
         Some(seed) => seed as u32,
     };
     let mut bias = match fields.get("logit_bias") {
-        Some(value) => logit_bias(value, vocabulary, if fields.is_lenient() { f32::MAX } else { MAX_OPENAI_BIAS })?,
+        Some(value) if fields.is_sent("logit_bias") => {
+            logit_bias(value, vocabulary, if fields.is_lenient() { f32::MAX } else { MAX_OPENAI_BIAS })?
+        }
+        // The flag, which applies to all models, ignores tokens that a model lacks, as in llama-server.
+        Some(value) => logit_bias(&without_unknown_tokens(value, vocabulary), vocabulary, f32::MAX)?,
         None => Vec::new(),
     };
     let banned = bounded_tokens(fields, "banned_tokens", vocabulary)?;
     bias.extend(banned.into_iter().map(|token| (token, f32::NEG_INFINITY)));
     sum_by_token(&mut bias);
-    // llama-server no longer has a value for the whole context.
-    let min_window = if fields.is_lenient() { 0 } else { -1 };
+    // In requests, llama-server no longer has a value for the whole context.
+    let min_window = if fields.is_lenient() && fields.is_sent("repeat_last_n") { 0 } else { -1 };
     let min_top_k = if fields.is_lenient() { i64::from(i32::MIN) } else { -1 };
     Ok(SamplingParams {
         samplers: samplers(fields)?.unwrap_or(default.samplers),
@@ -62,7 +69,7 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
         dry_multiplier: number("dry_multiplier", 0.0..=100.0, default.dry_multiplier)?,
         dry_base: match number("dry_base", 0.0..=100.0, default.dry_base)? {
             // A base below 1 would reduce the penalty with the length of the repetition.
-            base if fields.is_lenient() && base < 1.0 => default.dry_base,
+            base if base < 1.0 && (fields.is_lenient() || !fields.is_sent("dry_base")) => default.dry_base,
             base => base,
         },
         dry_allowed_length: count("dry_allowed_length", 0..=MAX_WINDOW, default.dry_allowed_length)?,
@@ -78,34 +85,37 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
     })
 }
 
-/// Parses the sampling stages: a list of names, names separated by `;`, or letters.
+/// Parses the sampling stages.
 fn samplers(fields: Fields<'_>) -> Result<Option<Vec<SamplerStage>>, ApiError> {
-    const FIELD: &str = "samplers";
-    let Some(value) = fields.get(FIELD) else { return Ok(None) };
-    let unknown = |name: &str| {
+    let Some(value) = fields.get(SAMPLERS) else { return Ok(None) };
+    let stages = sampler_stages(value)?;
+    if !fields.is_sent(SAMPLERS) {
+        // llama-server ignores unknown stages in its flags.
+        return Ok(Some(stages.into_iter().flatten().collect()));
+    }
+    stages.into_iter().collect::<Result<_, _>>().map(Some).map_err(|name| {
         let known: Vec<String> =
             SamplerStage::NAMES.iter().map(|(_, name, letter)| format!("{name} ({letter})")).collect();
-        ApiError::invalid(FIELD, format!("`samplers`: unknown stage {name:?}; known stages: {}", known.join(", ")))
-    };
-    let by_name = |name: &str| SamplerStage::from_name(name).ok_or_else(|| unknown(name));
-    let stages: Result<Vec<SamplerStage>, ApiError> = match value {
-        Value::String(text) if text.contains([';', '_', '-']) => {
-            text.split(';').filter(|name| !REMOVED_SAMPLERS.contains(name)).map(by_name).collect()
+        ApiError::invalid(SAMPLERS, format!("`samplers`: unknown stage {name:?}; known stages: {}", known.join(", ")))
+    })
+}
+
+/// Returns the stages of a list of names, of names separated by `;`, or of letters. An unknown stage is its name.
+pub(super) fn sampler_stages(value: &Value) -> Result<Vec<Result<SamplerStage, String>>, ApiError> {
+    let invalid = |value: &Value| invalid_value(SAMPLERS, "a list of names, or letters", value);
+    let names: Vec<&str> = match value {
+        Value::String(text) if text.contains([';', '_', '-']) => text.split(';').collect(),
+        Value::String(letters) => {
+            let stage = |letter: char| SamplerStage::from_letter(letter).ok_or_else(|| letter.to_string());
+            return Ok(letters.chars().map(stage).collect());
         }
-        Value::String(letters) => letters
-            .chars()
-            .map(|letter| SamplerStage::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
-            .collect(),
-        Value::Array(names) => names
-            .iter()
-            .filter(|name| name.as_str().is_none_or(|name| !REMOVED_SAMPLERS.contains(&name)))
-            .map(|name| {
-                name.as_str().ok_or_else(|| invalid_value(FIELD, "a list of names, or letters", name)).and_then(by_name)
-            })
-            .collect(),
-        other => return Err(invalid_value(FIELD, "a list of names, or letters", other)),
+        Value::Array(names) => {
+            names.iter().map(|name| name.as_str().ok_or_else(|| invalid(name))).collect::<Result<_, _>>()?
+        }
+        other => return Err(invalid(other)),
     };
-    stages.map(Some)
+    let kept = names.into_iter().filter(|name| !REMOVED_SAMPLERS.contains(name));
+    Ok(kept.map(|name| SamplerStage::from_name(name).ok_or_else(|| name.to_owned())).collect())
 }
 
 /// Parses the strings that end a repetition for the DRY penalty: a list, or a list in JSON as one string, also without

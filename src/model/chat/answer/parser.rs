@@ -5,7 +5,7 @@ mod blocks;
 use super::call;
 use super::channel::ChannelParser;
 use super::output::{AnswerOutput, difference};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, Retraction, TextEnd, len_before_partial_marker};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, TextEnd, len_before_partial_marker};
 use crate::model::chat::pattern::{PatternMatch, match_literal};
 use crate::model::chat::syntax::ReasoningMarkers;
 use blocks::Block;
@@ -116,12 +116,6 @@ impl AnswerParser {
     pub fn finish_cut(&mut self) -> Vec<AnswerDelta> {
         self.advance(TextEnd::Cut);
         self.output.take_deltas()
-    }
-
-    /// Retracts the text of the answer, but not its reasoning and calls. Returns `None` if there is no text.
-    pub fn retract_content(&mut self) -> Option<Retraction> {
-        let content = std::mem::take(&mut self.output.message.content).chars().count();
-        (content > 0).then(|| Retraction { content, ..Retraction::default() })
     }
 
     /// Returns the answer parsed so far.

@@ -22,6 +22,11 @@ const MAX_ROUNDS: usize = 64;
 /// Maximum terminals of a grammar: every terminal is compared with every other.
 const MAX_TERMINALS: usize = 2000;
 
+/// Checks the syntax of a grammar. Every token reference is accepted.
+pub(super) fn check_syntax(source: &str) -> Result<(), GrammarError> {
+    parse::parse(source, &|_| Some(0)).map(drop)
+}
+
 /// Translates a grammar. `vocabulary` resolves token references, `<token>` or `<[id]>`.
 ///
 /// # Errors

@@ -173,6 +173,11 @@ def act(event, actions, tokenizer):
     assert_eq!(discard_from("event.hold_back(1)"), None);
     assert_eq!(discard_from("event.hold_back(-1, discard=True)"), None);
     for (what, message) in [
+        ("event.hold_back(1.5)", "InvalidActionError: `count` of hold_back must be an integer or None, got 1.5"),
+        (
+            "actions.backtrack(1.5)",
+            "InvalidActionError: `steps` of backtrack must be an integer of 1 or more, got 1.5; use force_tokens to append without removing",
+        ),
         (
             "actions.force_tokens([65] * 1000 + [2**70])",
             "InvalidActionError: an action takes token ids, got 1180591620717411303424",

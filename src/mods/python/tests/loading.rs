@@ -15,7 +15,7 @@ fn load_error_states_reason() {
     assert!(error.to_string().ends_with("broken.py has no function 'g'; its mods are: f"), "{error}");
     let two = format!("{HEADER}@mod\ndef f(e, a): pass\n@mod\ndef g(e, a): pass\n");
     let error = load_error(&two, None);
-    assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
+    assert!(error.to_string().ends_with("none is named 'broken'; use the name of one: f, g"), "{error}");
     assert!(python_mods().load_one("one", &two, Some("g")).is_ok());
     let error = load_error("import nowhere\n", None);
     let message = error.to_string();

@@ -215,6 +215,32 @@ def halts(event, actions):
 }
 
 #[test]
+fn output_of_an_earlier_call_does_not_explain_a_crash() {
+    let factory = load(
+        "@mod(workers=1)\ndef dies(e, a):\n    if isinstance(e, Sampled): os._exit(3)\n    os.write(1, b'raw\\n')\n",
+    );
+    let mut first = harness(&factory);
+    no_exception(&first.add(65));
+    assert_eq!(raised(&sampled(&mut harness(&factory), b'a')), ("the worker ended with exit code 3", ""));
+}
+
+#[test]
+fn output_explains_a_violation_of_the_protocol() {
+    let factory = load(
+        r#"
+from thunder_mods.worker.channel import Channel
+send = Channel.send_encoded
+@mod
+def violates(e, a):
+    os.write(1, b'raw\n')
+    Channel.send_encoded = lambda self, *message: send(self, b'{"kind":"scored","score":null}')
+"#,
+    );
+    let message = "the worker violated the protocol: it did not send a reply to a call";
+    assert_eq!(raised(&sampled(&mut harness(&factory), b'a')), (message, "raw"));
+}
+
+#[test]
 fn repeated_worker_failures_restart_after_delay() {
     let factory = load("@mod\ndef dies(e, a):\n    if isinstance(e, Sampled): os._exit(3)\n");
     let mut harness = harness(&factory);

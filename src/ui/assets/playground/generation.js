@@ -1,5 +1,6 @@
 // The request that generates a run. A new one replaces the one before.
 import { base, errorOf, fetchUrl } from '../api.js';
+import { cancelRun } from '../cancel-run.js';
 
 /**
  * Reads the response to its end, because a run pauses if its client does not read. The replay shows the text, so only errors
@@ -32,7 +33,7 @@ function endText(run, startedAt) {
 
 export class Generation {
   #hooks;
-  /** AbortController of the active request, or null. */
+  /** The active request, `{controller, runId, isStopped}`, or null. `runId` is null before its run has started. */
   #active = null;
 
   /**
@@ -46,16 +47,24 @@ export class Generation {
 
   get isActive() { return this.#active !== null; }
 
-  stop() { this.#active?.abort(); }
+  /** Cancels the run of the active request, and then ends the request. */
+  async stop() {
+    const active = this.#active;
+    if (!active) return;
+    active.isStopped = true;
+    // A run whose request is only aborted is recorded as one whose client disconnected.
+    if (active.runId) await cancelRun(active.runId).catch(() => { /* it ends with the request */ });
+    active.controller.abort();
+  }
 
   /** Sends a request of `requestOf()` and reads its response to the end. */
   async start({ path, body }) {
     const { onRun, onStatus, onProblem, onBusy } = this.#hooks;
     this.stop();
-    const controller = new AbortController();
-    this.#active = controller;
+    const active = { controller: new AbortController(), runId: null, isStopped: false };
+    this.#active = active;
     // Another request may have replaced this one.
-    const isCurrent = () => this.#active === controller;
+    const isCurrent = () => this.#active === active;
     const startedAt = performance.now();
     let status = 'Done.';
     onBusy(true);
@@ -65,11 +74,12 @@ export class Generation {
         method: 'POST',
         headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
         body: JSON.stringify(body),
-        signal: controller.signal,
+        signal: active.controller.signal,
       });
       if (!response.ok) throw await errorOf(response);
       const id = response.headers.get('x-thunder-run-id');
       if (id) {
+        active.runId = id;
         onRun(id, body, (run) => {
           status = endText(run, startedAt);
           if (isCurrent() || !this.isActive) onStatus(status);
@@ -80,8 +90,8 @@ export class Generation {
       if (isCurrent()) onStatus(status);
     } catch (error) {
       if (!isCurrent()) return;
-      onStatus(controller.signal.aborted ? 'Stopped.' : '');
-      if (!controller.signal.aborted) onProblem(error.message);
+      onStatus(active.isStopped ? 'Stopped.' : '');
+      if (!active.isStopped) onProblem(error.message);
     } finally {
       if (isCurrent()) {
         this.#active = null;

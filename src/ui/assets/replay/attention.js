@@ -16,22 +16,23 @@ const MAX_CACHED_STEPS = 200;
 /** Views that every run with attention has, with their names. A view selects or combines layers and heads. */
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
+/** A sink gets at least this share of the attention, and this multiple of the highest share of a token that cannot be one. */
+const MIN_SINK = 0.25;
+const MIN_SINK_RATIO = 2.5;
+/** Minimum of the highest other value, relative to evenly distributed attention; below it, the colors would show noise. */
+const MIN_REST = 0.1;
+
 /**
- * Finds the attention sink of a step: a position, usually the first one, that gets far more attention than any other although
- * its token has no meaning for the text. It is recognized by its value. Returns `{sink, peak}`: its position or -1, and the
- * highest other value. Pure.
+ * Finds the attention sinks of a step: positions that get far more attention than others although their tokens have no meaning
+ * for the text. `canBeSink(position)` is true for the first token and for special tokens. Returns `{sinks, peak}`: the set of
+ * their positions, which is empty if almost all attention is theirs, and the highest other value. Pure.
  */
-export function sinkOf(values) {
-  let first = -1;
-  let second = -1;
-  for (let i = 0; i < values.length; i += 1) {
-    if (first < 0 || values[i] > values[first]) {
-      second = first;
-      first = i;
-    } else if (second < 0 || values[i] > values[second]) second = i;
-  }
-  const sink = first >= 0 && values.length > 2 && values[first] > 0.25 && values[first] > 2.5 * values[second] ? first : -1;
-  return { sink, peak: sink >= 0 ? values[second] : first >= 0 ? values[first] : 0 };
+export function sinksOf(values, canBeSink) {
+  const highest = (isCounted) => values.reduce((max, value, pos) => (value > max && isCounted(pos) ? value : max), 0);
+  const min = Math.max(MIN_SINK, MIN_SINK_RATIO * highest((pos) => !canBeSink(pos)));
+  const sinks = new Set([...values.keys()].filter((pos) => values[pos] >= min && canBeSink(pos)));
+  const peak = highest((pos) => !sinks.has(pos));
+  return peak * values.length < MIN_REST ? { sinks: new Set(), peak: highest(() => true) } : { sinks, peak };
 }
 
 /** Descriptions of the encodings of stored values. */
@@ -46,7 +47,7 @@ export class Attention {
   #hooks;
   /** Responses of the API by step and view. */
   #cache = new Map();
-  /** The attention of the current step, `{values, rows, sink, peak, quality, missing}`, or null. `rows` are the rows of the context by position, and `missing` says why there are no values. */
+  /** The attention of the current step, `{values, rows, sinks, peak, quality, missing}`, or null. `rows` are the rows of the context by position, and `missing` says why there are no values. */
   #current = null;
   #signal;
   /** Loads the attention of steps. Its targets are keys of `#cache`. */
@@ -121,9 +122,9 @@ export class Attention {
   get shading() {
     if (!this.#hooks.isShown() || !this.#current) return null;
     if (this.showsLaterSteps) return (row) => this.#later.bucketOf(row);
-    const { values, rows, sink, peak } = this.#current;
+    const { values, rows, sinks, peak } = this.#current;
     const buckets = new Map();
-    rows.forEach((row, pos) => { if (pos < values.length && pos !== sink) buckets.set(row, bucketOfShare(values[pos], peak)); });
+    rows.forEach((row, pos) => { if (pos < values.length && !sinks.has(pos)) buckets.set(row, bucketOfShare(values[pos], peak)); });
     return (row) => buckets.get(row) ?? -1;
   }
 
@@ -193,7 +194,9 @@ export class Attention {
 
   #show(attention) {
     const values = attention.values ?? [];
-    this.#current = { values, rows: this.#run.context(attention.sequence_order), ...sinkOf(values), quality: attention.quality ?? 'exact', missing: attention.missing };
+    const rows = this.#run.context(attention.sequence_order);
+    const canBeSink = (pos) => pos === 0 || (rows[pos] !== undefined && this.#run.isSpecial(rows[pos]));
+    this.#current = { values, rows, ...sinksOf(values, canBeSink), quality: attention.quality ?? 'exact', missing: attention.missing };
     this.#heads.show(attention, this.view);
     this.#showFacts();
     this.#map.load();
@@ -206,12 +209,11 @@ export class Attention {
     if (!this.#current) return undefined;
     this.#stripBox.hidden = this.showsLaterSteps || !this.#current.values.length;
     if (this.showsLaterSteps) return this.#showLaterFacts();
-    const { values, rows, sink, quality, missing } = this.#current;
-    const sinkText = sink >= 0 ? ` · sink ${displayText(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : '';
-    this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sinkText}`;
+    const { values, rows, sinks, peak, quality, missing } = this.#current;
+    this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality} · colors up to ${percent(peak)}${sinks.size ? ', without sinks' : ''}`;
     this.#note.textContent = missing ?? '';
-    const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, MAX_LISTED);
-    this.#showTopPositions(top.map(([v, pos]) => [rows[pos] === undefined ? pos : this.#run.pos(rows[pos]), rows[pos], v]));
+    const top = values.map((v, pos) => [v, pos]).filter(([v]) => v > 0).sort((a, b) => b[0] - a[0]).slice(0, MAX_LISTED);
+    this.#showTopPositions(top.map(([v, pos]) => [rows[pos] === undefined ? pos : this.#run.pos(rows[pos]), rows[pos], v, sinks.has(pos)]));
     this.#drawStrip();
     return undefined;
   }
@@ -232,12 +234,12 @@ export class Attention {
     return row === undefined ? `position ${pos}` : this.#run.text(row);
   }
 
-  /** Lists positions, `[position, row, value]`. */
+  /** Lists positions, `[position, row, value, isSink]`. */
   #showTopPositions(list) {
-    replaceContent(this.#topPositions, () => list.map(([pos, row, value]) => h('li', {},
+    replaceContent(this.#topPositions, () => list.map(([pos, row, value, isSink]) => h('li', {},
       h('span', { class: 'hint' }, String(pos)),
       h('button', { type: 'button', onclick: () => row !== undefined && this.#hooks.select(row) }, row === undefined ? `position ${pos}` : displayText(this.#run.text(row))),
-      h('span', {}, percent(value)))));
+      h('span', {}, isSink && h('span', { class: 'hint' }, 'sink '), percent(value)))));
   }
 
   /** Draws the attention of the current step as bars over the positions; several positions share a bar if there is no room. */
@@ -246,22 +248,20 @@ export class Attention {
     if (!drawing) return;
     const { context, width, height } = drawing;
     const colors = palette(['spark', 'line-strong']);
-    const { values, sink, peak } = this.#current;
+    const { values, sinks, peak } = this.#current;
     const positionWidth = width / values.length;
     const columns = Math.min(values.length, Math.floor(width));
     for (let x = 0; x < columns; x += 1) {
       const from = Math.floor((x / columns) * values.length);
       const to = Math.max(from + 1, Math.floor(((x + 1) / columns) * values.length));
       let highest = 0;
-      for (let i = from; i < to; i += 1) if (i !== sink && values[i] > highest) highest = values[i];
+      for (let i = from; i < to; i += 1) if (!sinks.has(i) && values[i] > highest) highest = values[i];
       const barHeight = Math.sqrt(peak > 0 ? highest / peak : 0) * (height - 4);
       context.fillStyle = colors.spark;
       context.fillRect((x / columns) * width, height - barHeight, Math.max(1, width / columns - 0.5), barHeight);
     }
-    if (sink >= 0) {
-      context.fillStyle = colors['line-strong'];
-      context.fillRect(sink * positionWidth, 0, Math.max(2, Math.min(positionWidth, 4)), height);
-    }
+    context.fillStyle = colors['line-strong'];
+    for (const pos of sinks) context.fillRect(pos * positionWidth, 0, Math.max(2, Math.min(positionWidth, 4)), height);
   }
 
   #onStripClick(event) {

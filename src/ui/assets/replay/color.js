@@ -25,7 +25,7 @@ export const MODES = [
   mode('Surprise', 'bit', [0.1, 0.5, 1, 2, 4, 6, 9], surprise),
   mode('Entropy', 'bit', [0.1, 0.5, 1, 2, 3, 5, 7], (run, i) => run.entropy(i)),
   mode('Rank', '', [2, 3, 4, 6, 11, 51, 501], (run, i) => run.rank(i)),
-  mode('Time', 'ms', [10, 20, 40, 80, 160, 320, 1000], (run, i) => (run.isPrompt(i) ? null : run.dt(i))),
+  mode('Time', 'ms', [1, 3, 10, 30, 100, 300, 1000], (run, i) => (run.isPrompt(i) ? null : run.dt(i))),
   mode('Mods', '', [], none),
   mode('Plain', '', [], none),
 ];

@@ -2,7 +2,9 @@
 import { COLUMNS, EVENT_COLUMNS, RunColumns } from './run-columns.js';
 
 const MAGIC = 0x434e5552; // "RUNC", little-endian
-const VERSION = 1;
+const VERSION = 2;
+/** Version with the times of the tokens as u16 in milliseconds. */
+const VERSION_WITH_MS = 1;
 const HEADER_BYTES = 20;
 const ENTRY_BYTES = 12;
 
@@ -16,7 +18,8 @@ const EVENTS_SECTION = 13;
 export function parseColumns(buffer) {
   const view = new DataView(buffer);
   const isColumns = buffer.byteLength >= HEADER_BYTES && view.getUint32(0, true) === MAGIC;
-  if (!isColumns || view.getUint16(4, true) !== VERSION) throw new Error(`the data is not a column file of version ${VERSION}`);
+  const version = isColumns ? view.getUint16(4, true) : 0;
+  if (version !== VERSION && version !== VERSION_WITH_MS) throw new Error(`the data is not a column file of version ${VERSION_WITH_MS} or ${VERSION}`);
   const count = view.getUint32(8, true);
   const eventCount = view.getUint32(12, true);
   const sections = new Map();
@@ -35,10 +38,12 @@ export function parseColumns(buffer) {
     if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${first + i} has ${length} bytes`);
     return [name, new Type(buffer, offset, entries)];
   }));
+  const rows = columns(version === VERSION ? COLUMNS : { ...COLUMNS, dt: Uint16Array }, count, ROWS_SECTION);
+  if (version === VERSION_WITH_MS) rows.dt = Uint32Array.from(rows.dt, (ms) => ms * 1000);
   return RunColumns.of({
     count,
     eventCount,
-    rows: columns(COLUMNS, count, ROWS_SECTION),
+    rows,
     events: columns(EVENT_COLUMNS, eventCount, EVENTS_SECTION),
     strings: strings(view, buffer, ...section(STRINGS_SECTION)),
     marks: JSON.parse(decoder.decode(new Uint8Array(buffer, ...section(MARKS_SECTION)))),

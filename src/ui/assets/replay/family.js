@@ -4,7 +4,7 @@ import { base, fetchApi, runPath } from '../api.js';
 import { fact, h, pageVisible, toast } from '../dom.js';
 import { PollDelay } from '../poll-delay.js';
 import { MODES } from './color.js';
-import { appendText } from './glyphs.js';
+import { appendText, displayText } from './glyphs.js';
 import { Run } from './run.js';
 import { changeOf, neighbor, rowsSince, sortFamily, statistics } from './tree.js';
 
@@ -117,7 +117,7 @@ export class Family {
     if (mostSurprising === null) return;
     const bits = fixed(-run.logprob(mostSurprising) * Math.LOG2E, 1);
     this.#stats.append(fact('most surprising', h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.select(mostSurprising) },
-      tokenCode(run.text(mostSurprising)), ` ${bits} bit`)));
+      h('code', {}, displayText(run.text(mostSurprising))), ` ${bits} bit`)));
   }
 
   /** Returns the URL of the branch that is `step` places after this run, or null if there is no other branch. */
@@ -240,11 +240,4 @@ export class Family {
       delay.answered(startedAt);
     }
   }
-}
-
-/** Returns the text of a token as code. */
-function tokenCode(text) {
-  const code = h('code');
-  appendText(code, text);
-  return code;
 }

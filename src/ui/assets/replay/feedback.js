@@ -1,6 +1,7 @@
 // The feedback form of a run. The list is updated without a reload of the page.
 import { runPath, sendJson } from '../api.js';
-import { saveOnSubmit, toast } from '../dom.js';
+import { saveOnSubmit } from '../dialogs.js';
+import { toast } from '../dom.js';
 import { reloadContents } from '../fragments.js';
 
 /** Returns the body of the request for the form, without empty fields. The form counts tokens from 1, the API from 0. */

@@ -3,7 +3,7 @@
 
 import { Step, detailsOf, labelOf, measurementsOf, shorten } from './items.js';
 import { QuoteActions, isQuote, listedTokens } from './quote.js';
-import { EVENT_TYPES, FLAGS, NEVER, UNKNOWN } from './run-columns.js';
+import { EVENT_TYPES, FLAGS, NEVER } from './run-columns.js';
 import { TokenSequence, placeholderText, specialFlag } from './sequence.js';
 
 const nonNegative = (value) => Math.max(0, value ?? 0);
@@ -71,7 +71,7 @@ export class Fold extends TokenSequence {
       this.#step.recordSampled(event, measurements);
     } else {
       const known = us !== undefined && this.#tokenUs !== undefined;
-      const dt = known ? Math.min(UNKNOWN, Math.floor(Math.max(0, us - this.#tokenUs) / 1000)) : 0;
+      const dt = known ? Math.min(NEVER, Math.max(0, us - this.#tokenUs)) : 0;
       this.#tokenUs = us ?? this.#tokenUs;
       this.#applyAdded(event, measurements, seq, dt);
     }
@@ -87,6 +87,8 @@ export class Fold extends TokenSequence {
   #applyAdded(event, measurements, seq, dt) {
     this.#addedFrom = this.count;
     this.#unflaggedFrom = this.count;
+    // As after an action, from the next event on.
+    this.removeGenerated(seq + 1, nonNegative(measurements.discarded));
     const forced = event.forced === true;
     const tokenMeasurements = measurements.tokens ?? [];
     const drawn = this.#step.drawn?.step === event.step ? this.#step.drawn : null;
@@ -166,12 +168,10 @@ export class Fold extends TokenSequence {
       // The steps of the mod include a drawn token, which is not appended yet.
       const drawn = this.#newest === 'Sampled' ? 1 : 0;
       this.backtrack(details.removed ?? nonNegative(action.backtrack_steps) - drawn, after);
-    } else if (type === 'ForceOutput') {
+    } else if (type === 'ForceOutput' || type === 'ToolCalls') {
       this.removeGenerated(after);
     } else if (type === 'AdjustedPrefill') {
       this.#adjustPrefill(action, details, after);
-    } else if (type === 'ToolCalls') {
-      this.flagLast(FLAGS.touched);
     } else if (type === 'EmitError') {
       this.#errors += 1;
       this.flagLast(FLAGS.touched | FLAGS.error);

@@ -14,7 +14,7 @@ const STATISTICS = {
   entropy: { name: 'entropy', text: (stats) => `${stats.entropy.toFixed(2)} bit`, share: (stats, length) => stats.entropy / Math.log2(Math.max(2, length)) },
   sink_mass: { name: 'sink mass', text: (stats) => percent(stats.sink_mass), share: (stats) => stats.sink_mass },
   peak: { name: 'peak', text: (stats) => percent(stats.peak), share: (stats) => stats.peak },
-  distance: { name: 'distance to the peak', text: (stats, length) => `${distance(stats, length)} positions`, share: (stats, length) => Math.sqrt(distance(stats, length) / Math.max(1, length - 1)) },
+  distance: { name: 'distance to the peak', text: (stats, length) => `${distance(stats, length)} position${distance(stats, length) === 1 ? '' : 's'}`, share: (stats, length) => Math.sqrt(distance(stats, length) / Math.max(1, length - 1)) },
 };
 
 /** Returns the bucket 0–7 of a statistic of a head. Pure. */

@@ -1,6 +1,7 @@
 // The dialog for the notes on a run and on tokens of its answer. The list of notes is updated without a reload.
 import { fetchApi, runPath, sendJson } from '../api.js';
-import { h, openSaveDialog, toast } from '../dom.js';
+import { openSaveDialog } from '../dialogs.js';
+import { h, toast } from '../dom.js';
 import { reloadContents } from '../fragments.js';
 
 /** Opens the dialog with the note on a token, or on the run if `token` is negative. `onChanged()` is called after the list has changed. */

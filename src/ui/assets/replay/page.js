@@ -1,6 +1,6 @@
 // The page of a run: the replay, whose state the URL contains, and the actions on the run.
-import { base, sendJson } from '../api.js';
-import { copyText, h, openConfirmDialog, nextFrame, singleFlight, toast } from '../dom.js';
+import { base } from '../api.js';
+import { copyText, h, nextFrame, singleFlight, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
 import { Replay } from './replay.js';
@@ -56,6 +56,10 @@ let branch = null;
 /** Parameters of the recorded prompt. */
 let parameters = {};
 
+/** The button that cancels the run, which is enabled while the run is active; null if the run had ended when the page was opened. */
+const cancelButton = document.querySelector('[data-action=cancel]');
+const isActive = () => cancelButton?.disabled === false;
+
 const tokenCount = document.querySelector('[data-run-tokens]');
 /** Time of the next summary of a live run. */
 let nextSummary = 0;
@@ -85,6 +89,12 @@ const replay = new Replay(root, id, {
       family?.summarize(replay.run);
     },
     ended: (summary) => {
+      if (cancelButton) {
+        // A disabled button cannot have the focus.
+        if (cancelButton === document.activeElement) cancelButton.closest('details').querySelector('summary').focus();
+        cancelButton.disabled = true;
+      }
+      reportMissingEvent();
       if (summary?.status) {
         const status = document.querySelector('[data-run-status]');
         status.textContent = summary.status;
@@ -106,9 +116,17 @@ showRun().catch((error) => showProblem(`The run could not be loaded: ${error.mes
 
 async function showRun() {
   await replay.open();
+  if (!replay.isLive) reportMissingEvent();
   markAnnotations();
   await nextFrame();
   await showFamily();
+}
+
+/** Shows a notification if the run, which has ended, lacks the event in the URL, unless the user has moved to another one. */
+function reportMissingEvent() {
+  const count = replay.run.eventCount;
+  const isMissing = state.at === null || state.at > count;
+  if (at !== null && isMissing && replay.state.at === state.at) toast(`Event ${at} does not exist; the run has ${count} event${count === 1 ? '' : 's'}`);
 }
 
 /** Shows what the run's summary lacks: the versions of the mods, and the control vectors. */
@@ -158,16 +176,9 @@ async function showFamily() {
   if (params.has('beside')) family.showBeside(params.get('beside'));
 }
 
-/** Deletes the run if the user confirms it. */
-async function deleteRun() {
-  if (!await openConfirmDialog(document.querySelector('[data-delete-dialog]'), 'delete')) return;
-  try {
-    await sendJson('/api/v1/deletions', { runs: [id] });
-    location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
-  } catch (error) {
-    toast(`Not deleted: ${error.message}`);
-  }
-}
+/** Performs an action of `run-actions.js`, whose code is loaded on first use. */
+const actOnRun = singleFlight((name) => import('./run-actions.js').then(({ runActions }) => runActions[name](id, isActive))
+  .catch((error) => toast(`The action could not be loaded: ${error.message}`)));
 
 /** Marks the tokens with notes and feedback in the replay, and makes their places in the lists buttons that go to the tokens. */
 function markAnnotations() {
@@ -221,7 +232,7 @@ function act(action, key) {
       history.replaceState(null, '', urlOf({ ...replay.state, at: replay.atEnd ? null : replay.n }));
       copyText(location.href, 'link');
       return true;
-    case 'delete': deleteRun(); return true;
+    case 'cancel': case 'delete': actOnRun(action); return true;
     case 'feedback': giveFeedback(); return true;
     case 'note': writeNote(); return true;
     case 'tags': changeTags(); return true;

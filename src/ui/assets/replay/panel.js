@@ -122,7 +122,7 @@ export class Panel {
         run.rank(row) === null ? null : fact('rank', String(run.rank(row))),
         fact('position', String(run.pos(row))),
         fact('token id', String(run.token(row))),
-        run.isPrompt(row) || !run.isTimed ? null : fact('took', `${run.dt(row)} ms`),
+        run.isPrompt(row) || !run.isTimed ? null : fact('took', `${run.dt(row).toFixed(run.dt(row) < 10 ? 1 : 0)} ms`),
         fact('added at', `event ${run.addedAt(row)}`),
         run.removedAt(row) === NEVER ? null : fact('removed at', `event ${run.removedAt(row) - 1}`)),
       this.#eventFacts,
@@ -148,7 +148,7 @@ export class Panel {
     const recorded = facts.filter(([, value]) => value !== undefined && value !== null);
     this.#eventFacts.hidden = !recorded.length;
     this.#eventFacts.replaceChildren(...recorded.map(([name, value, unit]) => (unit
-      ? fact(name, `${value} ${unit}`)
+      ? fact(name, `${value} ${value === 1 ? unit.slice(0, -1) : unit}`)
       : fact(name, h('code', {}, `…${value}`), { class: 'whole-row' }))));
   }
 
@@ -178,7 +178,7 @@ export class Panel {
     const forward = event?.sequence_order;
     const toggle = () => { this.#showsAll = !this.#showsAll; this.#drawAlternatives(entries); };
     replaceContent(this.#alternatives, () => [
-      h('h2', {}, 'Alternatives'),
+      h('h2', {}, 'Candidates'),
       this.#alternativesTable(shown, candidates, forward),
       h('p', { class: 'links' },
         forward === undefined ? null : this.#forks?.form(forward),

@@ -14,7 +14,7 @@ export const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, e
 /** Returns true if the flags are those of an end-of-generation token. The last token of a stop string is not special. */
 export const endsGeneration = (flags) => (flags & FLAGS.stop) !== 0 && (flags & FLAGS.special) !== 0;
 
-/** Columns of the rows. `dt` is the time in ms since the previous token, and `rank` is 0 if it is unknown. */
+/** Columns of the rows. `dt` is the time in µs since the previous token, and `rank` is 0 if it is unknown. */
 export const COLUMNS = {
   textIndex: Uint32Array,
   token: Int32Array,
@@ -25,7 +25,7 @@ export const COLUMNS = {
   entropies: Uint16Array,
   rank: Uint16Array,
   flags: Uint8Array,
-  dt: Uint16Array,
+  dt: Uint32Array,
 };
 
 /** Event types in the order of their numbers in the column `kinds`. */

@@ -46,8 +46,8 @@ export class Run {
   addedAt(i) { return this.#columns.addedAt[i]; }
   /** First event at which the row is no longer visible, or `NEVER`. */
   removedAt(i) { return this.#columns.removedAt[i]; }
-  /** Milliseconds since the previous token. */
-  dt(i) { return this.#columns.dt[i]; }
+  /** Milliseconds since the previous token, with fractions. */
+  dt(i) { return this.#columns.dt[i] / 1000; }
   /** Logprob in the model's distribution, or null. */
   logprob(i) { return this.#columns.logprobs[i] === UNKNOWN ? null : -this.#columns.logprobs[i] / SCALE; }
   /** Entropy of the distribution in bits, or null. */
@@ -57,6 +57,8 @@ export class Run {
   flags(i) { return this.#columns.flags[i]; }
   isPrompt(i) { return this.#hasFlag(i, FLAGS.prompt); }
   isForced(i) { return this.#hasFlag(i, FLAGS.forced); }
+  /** True for a special token, such as one that begins a message. */
+  isSpecial(i) { return this.#hasFlag(i, FLAGS.special); }
   /** True for the last token of a generation that ended by a stop string or by an end-of-generation token. */
   isStop(i) { return this.#hasFlag(i, FLAGS.stop); }
   /** True for an end-of-generation token, which is not counted as a token of the answer. */

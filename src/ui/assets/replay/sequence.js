@@ -151,8 +151,8 @@ export class TokenSequence extends RunColumns {
     this.backtrackedCount += removed;
   }
 
-  /** Removes all generated tokens. */
-  removeGenerated(seq) { this.#removeLast(this.generatedCount, seq); }
+  /** Removes the last `count` generated tokens, or all if there are fewer. */
+  removeGenerated(seq, count = Infinity) { this.#removeLast(Math.min(count, this.generatedCount), seq); }
 
   /** Replaces prompt and answer by a prompt with these tokens. */
   replacePrompt(tokens, texts, seq, extraFlags = 0) {

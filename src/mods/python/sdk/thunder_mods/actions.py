@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
-from .events import Added, ForwardPass, ModEvent, Prefilled, Sampled
+from .events import Added, ForwardPass, InvalidActionError, ModEvent, Prefilled, Sampled, check_count
 from .logits import Logits, top_k_logprob
 
 
@@ -14,10 +14,6 @@ from .logits import Logits, top_k_logprob
 _MAX_STEPS = 2**31 - 1
 #: Maximum depth of lists and dictionaries in tool calls.
 _MAX_NESTING = 100
-
-
-class InvalidActionError(ValueError):
-    """Raised if the event does not permit the action, or if a value of the action is invalid."""
 
 
 class ModAction:
@@ -93,8 +89,8 @@ class AdjustedLogits(ModAction):
 
 
 class ToolCalls(ModAction):
-    """End the run with these tool calls: one OpenAI tool call, a list of them, or a message that has them. Text that was
-    held back is not sent."""
+    """End the run with these tool calls: one OpenAI tool call, a list of them, or a message that has them. Generated text
+    is retracted."""
 
     def __init__(self, tool_calls: Any) -> None:
         self.tool_calls = tool_calls
@@ -104,7 +100,7 @@ class EmitError(ModAction):
     """End the run with an error. Text that was held back is not sent."""
 
     def __init__(self, err_str: str) -> None:
-        self.err_str = err_str
+        self.err_str = err_str or "the mod ended the run without a message"
 
 
 _Events = Tuple[Type[ModEvent], ...]
@@ -233,9 +229,8 @@ class ActionBuilder:
         """Removes the last `steps` generated tokens, then appends `tokens`. At Sampled and Added, `steps` includes the
         drawn or just-added token."""
         self._permit(Backtrack, "backtrack")
-        if int(steps) < 1:
-            raise InvalidActionError("`steps` of backtrack must be 1 or more, got %s; use force_tokens to append without removing" % steps)
-        return Backtrack(steps, None if tokens is None else _token_ids(tokens, "backtrack"))
+        count = check_count(steps, "`steps` of backtrack must be an integer of 1 or more", 1, "; use force_tokens to append without removing")
+        return Backtrack(count, None if tokens is None else _token_ids(tokens, "backtrack"))
 
     def force_output(self, tokens: Iterable[int]) -> ForceOutput:
         """Ends the run with these tokens as the answer; they replace the generated tokens."""
@@ -244,7 +239,7 @@ class ActionBuilder:
 
     def tool_calls(self, payload: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]) -> ToolCalls:
         """Ends the run with these tool calls: one OpenAI tool call, a list of them, or a message that has them; see
-        `tool_call`. Text that was held back is not sent."""
+        `tool_call`. Generated text is retracted."""
         self._permit(ToolCalls, "tool_calls")
         check_nesting(payload)
         return ToolCalls(payload)

@@ -53,6 +53,7 @@ def fill_defaults(config: Optional[Mapping[str, Any]], defaults: Optional[Mappin
 
 
 def _filled(value: Any, schema: Schema) -> Any:
+    """Returns a valid value with the defaults of its missing fields. Integers such as 3.0, which JSON schema accepts, become ints."""
     schema = next((form for form in schema.get("anyOf", ()) if _fits(value, form)), schema)
     if isinstance(value, dict):
         properties: Dict[str, Schema] = schema.get("properties", {})
@@ -65,6 +66,10 @@ def _filled(value: Any, schema: Schema) -> Any:
         return filled
     if isinstance(value, list) and ("items" in schema or "prefixItems" in schema):
         return [_filled(item, form) for item, form in zip(value, _item_schemas(value, schema))]
+    if isinstance(value, float) and value.is_integer():
+        kind = schema.get("type")
+        kinds = kind if isinstance(kind, list) else [kind]
+        return int(value) if "integer" in kinds and "number" not in kinds else value
     return value
 
 

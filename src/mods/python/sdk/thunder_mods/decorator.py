@@ -90,6 +90,8 @@ def _mod(
         raise TypeError("@mod must decorate a function, got %r" % (handler,))
     if inspect.iscoroutinefunction(handler):
         raise TypeError("a mod cannot be async: the run waits for its reply")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise TypeError("a mod cannot be a generator: it must return its action, not yield it")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ValueError("workers must be an integer of 1 or more, got %.100r" % (workers,))
     if int(holdback) < 0:
@@ -125,13 +127,29 @@ def create_mod(handler: Handler) -> ModCallable:
 
 def _count_arguments(handler: Handler) -> int:
     """Returns how many of (event, actions, tokenizer) the handler takes."""
-    parameters = inspect.signature(handler).parameters.values()
+    # Of the function that is called, which may pass further arguments to the one that it wraps.
+    parameters = list(inspect.signature(handler, follow_wrapped=False).parameters.values())
+    positional = _positional(parameters)
+    others = positional[3:] + [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    required = [parameter.name for parameter in others if parameter.default is parameter.empty]
+    if required:
+        raise TypeError(
+            "%s requires the argument `%s`, but a mod is called with (event, actions, tokenizer); remove it or give it a default"
+            % (handler.__name__, required[0])
+        )
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return 3
-    count = sum(parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
-    if count == 0:
+        # A wrapper with `*args` takes the arguments of the function that it wraps.
+        parameters = list(inspect.signature(handler).parameters.values())
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+            return 3
+        positional = _positional(parameters)
+    if not positional:
         raise TypeError("%s takes no arguments; a mod must take (event, actions, tokenizer)" % handler.__name__)
-    return min(count, 3)
+    return min(len(positional), 3)
+
+
+def _positional(parameters: Iterable[inspect.Parameter]) -> List[inspect.Parameter]:
+    return [parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
 
 
 def _layers(layers: Union[int, Iterable[int]]) -> List[int]:

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Type
 
 from . import logits as _logits
+
+
+class InvalidActionError(ValueError):
+    """Raised if the event does not permit the action, or if a value of the action is invalid."""
+
+
+def check_count(count: Any, expected: str, minimum: float = -math.inf, hint: str = "") -> int:
+    """Returns a number of tokens as an int. Raises InvalidActionError if `int` cannot convert it without loss, or if it is
+    below the minimum."""
+    try:
+        number = int(count)
+        is_valid = number >= minimum and (isinstance(count, str) or number == count)
+    except (TypeError, ValueError, OverflowError):
+        is_valid = False
+    if not is_valid:
+        raise InvalidActionError("%s, got %.40r%s" % (expected, count, hint))
+    return number
 
 
 class ContextInfo:
@@ -132,12 +150,13 @@ class ModEvent:
 
     def hold_back(self, count: Optional[int], discard: bool = False) -> None:
         """Holds the last `count` generated tokens back from the client until the next call of this method, so that
-        they can still be removed before the client sees them. None restores the value of `@mod(holdback=…)`.
+        they can still be removed before the client sees them. A negative count is 0; None restores the value of
+        `@mod(holdback=…)`.
 
         discard: the mod will remove these tokens and those after them, which are held back, too. A stop string in them
         does not end the run, and if the run ends, they are not part of the answer. This applies until all are removed,
         this method is called again, or the mod's next `Added` event ends without a call of this method."""
-        self._held_back = -1 if count is None else max(0, int(count))
+        self._held_back = -1 if count is None else max(0, check_count(count, "`count` of hold_back must be an integer or None"))
         self._discard_from = max(0, self.context_info._answer_len - self._held_back) if discard and self._held_back > 0 else None
 
     def _decode(self, tokens: Iterable[int]) -> str:

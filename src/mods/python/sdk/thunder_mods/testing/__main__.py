@@ -1,22 +1,27 @@
-"""`python -m thunder_mods.testing FILE`: runs the tests of a mod without pytest.
+"""`python -m thunder_mods.testing FILE|FOLDER`: runs the tests of a mod without pytest.
 
-Tests are the functions `test_…` of the file and of `test_FILE` in the same folder. Exit codes: 0 all passed, 1 a test failed, 2 no
-tests found, or a file cannot be imported.
+Tests are the functions `test_…` of the file, or of the files of a package, and of `test_NAME.py` next to it. Exit codes: 0 all passed,
+1 a test failed, 2 no tests found, or a file cannot be imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import inspect
 import io
 import json
+import os
+import re
 import sys
 import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
+
+from ..worker.package import load
 
 
 def _load(path: Path) -> ModuleType:
@@ -27,6 +32,32 @@ def _load(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _load_package(folder: Path) -> List[Tuple[str, ModuleType]]:
+    """Imports a package from memory, like a server. Returns its modules with tests, by path."""
+    texts: Dict[str, str] = {}
+    for path in sorted(folder.rglob("*.py")):
+        file = path.relative_to(folder.parent)
+        if all(part.isidentifier() for part in file.with_suffix("").parts) and "__pycache__" not in file.parts:
+            texts[file.as_posix()] = path.read_text("utf-8")
+    load(json.dumps(texts), folder.name)
+    tests = [file for file, text in texts.items() if "def test_" in text]
+    return [(file, importlib.import_module(re.sub(r"(/__init__)?\.py$", "", file).replace("/", "."))) for file in tests]
+
+
+def _load_all(path: Path) -> List[Tuple[str, ModuleType]]:
+    """Imports a file or package and its tests. Returns the modules with tests, by path."""
+    if path.is_dir():
+        modules = _load_package(path)
+    else:
+        modules = [(path.name, _load(path))]
+    # For the tests only, because a server has no other files. At the end, so that a json.py does not shadow Python's own.
+    sys.path.append(str(path.parent))
+    test_file = path.with_name("test_%s.py" % path.stem)
+    if test_file.is_file():
+        modules.append((test_file.name, _load(test_file)))
+    return modules
 
 
 def _run(function: Any) -> Dict[str, Any]:
@@ -50,24 +81,26 @@ def main(arguments: List[str]) -> int:
     as_json = "--json" in arguments
     names = [argument for argument in arguments if argument != "--json"]
     if len(names) != 1:
-        print("usage: python -m thunder_mods.testing FILE [--json]", file=sys.stderr)
+        print("usage: python -m thunder_mods.testing FILE|FOLDER [--json]", file=sys.stderr)
         return 2
-    file = Path(names[0]).resolve()
-    test_file = file.with_name("test_" + file.name)
-    sys.path.append(str(file.parent))  # at the end, so that a json.py in it does not shadow Python's own
+    # Not the target of a link, because the name is that of the package.
+    path = Path(os.path.abspath(names[0]))
+    try:
+        modules = _load_all(path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a mod may call sys.exit()
+        traceback.print_exc()
+        if path.is_file() and isinstance(error, ModuleNotFoundError) and path.with_name("%s.py" % error.name).is_file():
+            hint = "%s imports %s.py, but a server has only %s; make both a package: `thunder mods test FOLDER`"
+            print(hint % (path.name, error.name, path.name), file=sys.stderr)
+        return 2
     results: List[Dict[str, Any]] = []
-    for path in [file] + ([test_file] if test_file.is_file() else []):
-        try:
-            module = _load(path)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            traceback.print_exc()
-            return 2
+    for file, module in modules:
         for name, value in list(vars(module).items()):
             # Imported tests belong to their own file.
             if name.startswith("test_") and inspect.isfunction(value) and value.__module__ == module.__name__:
-                results.append(dict(_run(value), test="%s::%s" % (path.name, name)))
+                results.append(dict(_run(value), test="%s::%s" % (file, name)))
     counts = {word: sum(result["outcome"] == word for result in results) for word in ("passed", "failed", "skipped")}
     if as_json:
         print(json.dumps(dict(counts, tests=results)))
@@ -80,7 +113,7 @@ def main(arguments: List[str]) -> int:
                 print("        " + str(result["message"]))
         print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % counts)
     if counts["passed"] + counts["failed"] == 0:
-        print("no tests found in %s or %s; a test is a function named test_…" % (file.name, test_file.name), file=sys.stderr)
+        print("no tests found in %s or test_%s.py; a test is a function named test_…" % (path.name, path.stem), file=sys.stderr)
         return 2
     return 1 if counts["failed"] else 0
 

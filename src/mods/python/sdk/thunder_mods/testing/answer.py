@@ -21,10 +21,6 @@ class Answer:
         """Returns the text before the first stop string."""
         return self._before_stop(tokens)[0].decode("utf-8", "replace")
 
-    def received(self) -> str:
-        """Returns the text that the client has."""
-        return self._sent.decode("utf-8", "replace")
-
     def sent_tokens(self, tokens: Sequence[int]) -> int:
         """Returns the number of first tokens whose text was sent completely."""
         length = 0

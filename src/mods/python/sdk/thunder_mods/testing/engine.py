@@ -116,8 +116,8 @@ class _Run:
         self.logits: Any = None
         self.draw_temperature: Optional[float] = None
         self.drawn: Optional[int] = None
-        #: True if the text that was not sent is not part of the answer.
-        self.discards_unsent = False
+        #: Number of the answer's first tokens that an action at the end of the run keeps; tokens that were sent are kept, too.
+        self.discard_from: Optional[int] = None
         self.end: Optional[Tuple[str, Optional[str], Optional[List[Any]]]] = None
 
     def execute(self, prompt: List[int]) -> Result:
@@ -125,16 +125,14 @@ class _Run:
         kind, winner = "Prefilled", self._dispatch("Prefilled", 0, prompt)
         while self.end is None:
             kind, winner = self._step() if winner is None else self._apply(kind, winner)
-        if not self.discards_unsent:
-            self.answer.end(self._kept())
+        self.answer.end(self._kept())
         lifecycle.notify_finished(self.request_id)
         for active in self.mods:
             if active.finished is not None:
                 active.finished(self.request_id)
         reason, message, calls = self.end
         generated, prompt_tokens = self._generated(), self.sequence[: self.prompt_len]
-        text = self.answer.received() if self.discards_unsent else self.answer.text(self._kept())
-        return Result(text, prompt_tokens, generated, reason, message, calls, self.events, self.calls, self.answer.sent)
+        return Result(self.answer.text(self._kept()), prompt_tokens, generated, reason, message, calls, self.events, self.calls, self.answer.sent)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -194,10 +192,11 @@ class _Run:
                 self._record("Added", step, tokens, True)
             self._finish("stop")
         elif isinstance(action, ToolCalls):
-            self.discards_unsent = True
+            self.answer.retract([])
+            self.discard_from = 0
             self._finish("tool_calls", None, tool_calls_of(action.tool_calls))
         elif isinstance(action, EmitError):
-            self.discards_unsent = True
+            self.discard_from = 0
             self._finish("error", str(action.err_str))
         return kind, None
 
@@ -248,7 +247,8 @@ class _Run:
     def _kept(self) -> List[int]:
         """Returns the generated tokens that are part of the answer if the run ends now."""
         generated = self._generated()
-        discarded = [active.discard_from for active in self.mods if active.discard_from is not None]
+        announced = (self.discard_from, *(active.discard_from for active in self.mods))
+        discarded = [first for first in announced if first is not None]
         return generated[: max(min(discarded), self.answer.sent_tokens(generated))] if discarded else generated
 
     def _truncated_at_end(self, tokens: Sequence[int]) -> List[int]:

@@ -39,7 +39,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def load(files: str, module: str) -> Dict[str, Any]:
-    """Imports `module` of a package and returns its names. `files` is {path: text} as JSON."""
+    """Imports `module` of a package and returns its names and its `__name__`. `files` is {path: text} as JSON."""
     texts: Dict[str, str] = json.loads(files)
     known = set(getattr(sys, "stdlib_module_names", ())) | set(sys.builtin_module_names) | _RESERVED
     for name in sorted({path.split("/")[0].partition(".")[0] for path in texts}):
@@ -47,4 +47,4 @@ def load(files: str, module: str) -> Dict[str, Any]:
             raise ImportError("a file or folder of a mod must not be named %s, which is the name of another module" % name)
     sys.meta_path.insert(0, _Finder(texts))
     found = vars(importlib.import_module(module))
-    return {name: value for name, value in found.items() if not name.startswith("__")}
+    return {name: value for name, value in found.items() if name == "__name__" or not name.startswith("__")}

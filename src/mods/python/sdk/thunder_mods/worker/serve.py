@@ -36,18 +36,11 @@ from ..logits import Logits, flat, numpy
 from ..tokenizer import Tokenizer
 from .capture import Capture
 from .channel import Channel, Memory
+from .failure import describe_exception
 from .score import call_scorer, find_scorer
 
 #: Maximum of a field of a message that counts tokens.
 _MAX_COUNT = 2**31 - 1
-#: Maximum characters of an exception's message and traceback.
-_MAX_MESSAGE_CHARS = 2000
-_MAX_TRACEBACK_CHARS = 64 * 1024
-
-#: Hint for a missing module.
-_INTERPRETER_HINT = " (mods run on Python %d.%d, %s; set THUNDER_PYTHON=PATH to use another one, such as bin/python of a virtual environment)" % (
-    *sys.version_info[:2], sys.executable
-)
 
 Header = Dict[str, Any]
 
@@ -118,7 +111,7 @@ class Worker:
             handlers = self._handlers(header["entrypoint"], header["file"])
         except BaseException as error:  # sys.exit() in a mod is an error of the mod
             self.capture.end_call()
-            self.channel.send(dict(self._exception(error), kind="failed"))
+            self.channel.send(dict(describe_exception(error, self.sdk), kind="failed"))
             return
         self.handler = handlers[0][1]
         declarations = []
@@ -161,7 +154,15 @@ class Worker:
             raise AttributeError(
                 "%s has no mod; decorate a function(event, actions, tokenizer) with @mod (from thunder_mods import mod)" % file
             )
-        return found
+        # A module of a package may import mods of other modules, which are the mods of those.
+        return [(attribute, value) for attribute, value in found if not self._is_of_other_module(value)] or found
+
+    def _is_of_other_module(self, value: Any) -> bool:
+        """Returns True for a name of another module of the package."""
+        own, other = self.module.__name__, getattr(value, "__module__", None) or ""
+        if other == own or other.partition(".")[0] != own.partition(".")[0]:
+            return False
+        return other in sys.modules and any(value is defined for defined in vars(sys.modules[other]).values())
 
     # -- runs ------------------------------------------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class Worker:
         try:
             answer: Header = {"kind": "scored", "score": call_scorer(self.handler, body.decode("utf-8"), header["cell"])}
         except BaseException as error:  # sys.exit() in a scorer is an error of the scorer
-            answer = dict(self._exception(error), kind="failed")
+            answer = dict(describe_exception(error, self.sdk), kind="failed")
         self.capture.end_call()
         self.channel.send(answer)
 
@@ -252,7 +253,7 @@ class Worker:
                 wire, body = self._encode_action(validate_action(event, action), event)
                 self.reply(wire, None, elapsed, body, event)
         except BaseException as error:  # sys.exit() in a mod is an error of the mod
-            self.reply(None, self._exception(error), time.perf_counter_ns() - started_at, event=event)
+            self.reply(None, describe_exception(error, self.sdk), time.perf_counter_ns() - started_at, event=event)
 
     def _event(self, header: Header, run: Run) -> ModEvent:
         offset, count = header["tokens"]
@@ -351,24 +352,6 @@ class Worker:
             header["holdback"] = self.holdback if held_back < 0 else min(held_back, _MAX_COUNT)
             header["discard_from"] = event._discard_from
         self.channel.send(header, body)
-
-    def _exception(self, error: BaseException) -> Header:
-        """Returns the message of an exception, and its traceback without the frames of the SDK."""
-        try:
-            text = str(error).strip() or "no message"
-            if isinstance(error, ModuleNotFoundError):
-                text = text.splitlines()[0] + _INTERPRETER_HINT
-            if isinstance(error, SyntaxError):
-                text = "%s (%s, line %s)" % (error.msg, error.filename, error.lineno)
-            trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code.co_filename.startswith(self.sdk):
-                trace = trace.tb_next
-            whole = "".join(traceback.format_exception(type(error), error, trace))
-        except BaseException:  # str() of an exception can run code of the mod
-            text, whole = "the text of the exception cannot be read", ""
-        message = "%s: %s" % (type(error).__name__, text.splitlines()[0])
-        # The last exception and its position are at the end.
-        return {"message": message[:_MAX_MESSAGE_CHARS], "traceback": whole[-_MAX_TRACEBACK_CHARS:]}
 
 
 def _ids(tokens: Any) -> List[int]:

@@ -1,7 +1,7 @@
-// Helpers of all pages.
+// Dialogs.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { openConfirmDialog } from '../../src/ui/assets/dom.js';
+import { openConfirmDialog } from '../../src/ui/assets/dialogs.js';
 
 test('dialog is confirmed by its button, and not by Escape after an earlier answer', async () => {
   const dialog = Object.assign(new EventTarget(), { returnValue: '', showModal() {} });
