@@ -200,7 +200,7 @@ test('alternative token opens the playground with the text before it', async () 
   const runId = await storedRun();
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
-  await page.locator('.candidates tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
+  await page.locator('.candidates tr', { hasText: '␣air' }).locator('.fork a').click();
   await page.waitForURL(/playground\?from=.*next=/);
   await page.waitForFunction(() => document.querySelector('[data-raw]').value);
   await eventually.equal(() => page.inputValue('[data-raw]'), 'Why is the sky blue?The air');

@@ -38,7 +38,7 @@ async fn recording_server() -> (Server, Arc<Mutex<Vec<String>>>) {
         let is_first_request = list.lock().unwrap().is_empty();
         list.lock().unwrap().push(id.clone());
         if is_first_request && id == UNANSWERED {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

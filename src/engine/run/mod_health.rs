@@ -49,6 +49,7 @@ impl ModHealth {
     }
 
     /// Returns the failed calls in this run of the mod `name`; `None` if there are none.
+    #[must_use]
     pub fn failures(&self, name: &str) -> Option<ModFailures> {
         (self.failed > 0).then(|| ModFailures {
             mod_name: name.to_owned(),

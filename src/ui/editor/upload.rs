@@ -35,12 +35,11 @@ pub(super) async fn upload_of(
 pub(super) async fn stored_fields(app: &App, name: &str, hash: &str) -> Result<Option<Map<String, Value>>, ApiError> {
     // The version of a file is not stored before a run uses it.
     let current = app.registry().get(name).filter(|factory| version_of(&**factory) == hash);
-    let upload = match current.as_ref().and_then(|factory| factory.upload()) {
-        Some(upload) => Some(serde_json::to_value(upload).map_err(ApiError::internal)?),
-        None => {
-            let versions = app.store()?.mod_versions(name).await?;
-            versions.into_iter().find(|version| version.hash == hash).map(|version| version.upload)
-        }
+    let upload = if let Some(upload) = current.as_ref().and_then(|factory| factory.upload()) {
+        Some(serde_json::to_value(upload).map_err(ApiError::internal)?)
+    } else {
+        let versions = app.store()?.mod_versions(name).await?;
+        versions.into_iter().find(|version| version.hash == hash).map(|version| version.upload)
     };
     Ok(upload.and_then(|upload| match upload {
         Value::Object(mut fields) => {
