@@ -321,7 +321,8 @@ impl Sequence {
                 let keep = self.outside_image(keep);
                 let left = len - keep;
                 // As in llama-server, half of the tokens in the KV cache, which does not hold the last one yet.
-                let requested = if discard == 0 { (left - 1) / 2 } else { discard.min(left.saturating_sub(1)) };
+                let requested =
+                    if discard == 0 { left.saturating_sub(1) / 2 } else { discard.min(left.saturating_sub(1)) };
                 let discard = requested.max(len - max);
                 let discard = self.outside_image(keep + discard) - keep;
                 if discard >= left {

@@ -182,6 +182,9 @@ pub struct HandlerInfo {
     pub hidden_states: Vec<i64>,
     /// Name within the module.
     pub entrypoint: String,
+    /// True if another module of the package defines it.
+    #[serde(default)]
+    pub is_imported: bool,
 }
 
 /// Query of a worker about a vocabulary.

@@ -226,6 +226,13 @@ pub fn read_source(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// Removes the mods that a module of a package imports from its other modules, unless it defines none.
+fn remove_imported(handlers: &mut Vec<HandlerInfo>) {
+    if handlers.iter().any(|handler| !handler.is_imported) {
+        handlers.retain(|handler| !handler.is_imported);
+    }
+}
+
 /// Loader of mods written in Python.
 #[derive(Debug, Clone, Default)]
 pub struct PythonMods {
@@ -248,7 +255,8 @@ impl PythonMods {
     /// [`LoadError`]; a text without any mod is an error.
     pub fn load_all(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
-        let (spec, handlers) = self.discover(&source, None)?;
+        let (spec, mut handlers) = self.discover(&source, None)?;
+        remove_imported(&mut handlers);
         let mut names = HashSet::new();
         for HandlerInfo { name, .. } in &handlers {
             let problem = match check_mod_name(name) {
@@ -277,6 +285,8 @@ impl PythonMods {
         let (spec, mut handlers) = self.discover(&source, entrypoint)?;
         if handlers.iter().any(|handler| handler.name == name) {
             handlers.retain(|handler| handler.name == name);
+        } else {
+            remove_imported(&mut handlers);
         }
         match (handlers.pop(), handlers.as_slice()) {
             (Some(mut only), []) => {

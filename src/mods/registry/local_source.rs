@@ -201,6 +201,8 @@ mod tests {
     use super::{LocalSource, MAX_BYTES, MAX_FILES, ModSource, defines_mods, package_folders};
     use crate::events::system;
     use crate::mods::python::PythonMods;
+    use crate::mods::registry::ModUpload;
+    use serde_json::json;
     use std::path::{Path, PathBuf};
 
     /// Creates a folder with a package that has one mod.
@@ -246,11 +248,19 @@ mod tests {
         }
         let package = new_package();
         let load = || LocalSource::read(&package).unwrap().load_all(&PythonMods::default());
-        let text = |name: &str| format!("from thunder_mods import mod\n@mod\ndef {name}(event, actions):\n    pass\n");
+        let text =
+            |name: &str| format!("from thunder_mods import mod\n@mod\ndef {name}(event, actions):\n    '{name}'\n");
+        let init = format!("from .deep.calm import calm\n{}", text("own"));
         std::fs::write(package.join("deep/calm.py"), text("calm")).unwrap();
-        std::fs::write(package.join("__init__.py"), format!("from .deep.calm import calm\n{}", text("own"))).unwrap();
+        std::fs::write(package.join("__init__.py"), &init).unwrap();
         let names: Vec<_> = load().unwrap().iter().map(|factory| factory.describe().name).collect();
         assert_eq!(names, ["own", "calm"]);
+        // The module of an upload may be one that imports the mod.
+        let source = json!({"pack/__init__.py": init, "pack/deep/__init__.py": "", "pack/deep/calm.py": text("calm")});
+        let upload: ModUpload =
+            serde_json::from_value(json!({"name": "calm", "module": "pack", "source": source})).unwrap();
+        let loaded = upload.load(upload.hash(), &PythonMods::default()).unwrap().describe();
+        assert_eq!((&*loaded.name, &*loaded.description), ("calm", "calm"));
         std::fs::write(package.join("calm.py"), text("calm")).unwrap();
         let error = load().err().unwrap().to_string();
         assert!(error.contains("the modules pack.calm and pack.deep.calm have a mod 'calm'"), "{error}");

@@ -124,10 +124,11 @@ impl Condition {
 
     /// Returns true if the index also returns runs that do not match: it does not contain the order of words, and is not
     /// searched for the last word of [`leaves_out_last_word`].
-    fn exceeds_index(&self) -> bool {
+    pub(super) fn exceeds_index(&self) -> bool {
         match self {
             Self::Word(text) => leaves_out_last_word(text),
-            Self::Phrase(text) => has_several_words(text),
+            // PostgreSQL also splits a number from the letters after it, as in `1.5b`.
+            Self::Phrase(text) => has_several_words(text) || text.contains(|c: char| c.is_ascii_digit()),
             _ => false,
         }
     }
@@ -235,9 +236,10 @@ impl Condition {
     }
 
     /// Appends a full-text query for the words of a condition, in any order.
-    fn push_words(&self, query: &mut QueryBuilder<Postgres>) {
+    pub(super) fn push_words(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
-            Self::Word(word) => push_search(query, word, INDEXED_WORDS),
+            Self::Word(word) if leaves_out_last_word(word) => push_search(query, word, INDEXED_WORDS),
+            Self::Word(word) => push_search(query, word, ALL_WORDS),
             Self::Phrase(phrase) => push_search(query, phrase, UNORDERED),
             _ => {}
         }

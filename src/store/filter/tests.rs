@@ -4,6 +4,7 @@ use super::*;
 use crate::events::Scope;
 use crate::store::{RunQuery, test_store};
 use proptest::prelude::*;
+use sqlx::QueryBuilder;
 
 fn now() -> DateTime<Utc> {
     "2026-01-31T12:00:00Z".parse().unwrap()
@@ -90,6 +91,21 @@ fn index_is_used_for_rare_words_and_for_all_labels_if_one_is_rare() {
     assert_eq!(indexed("session:a metadata.env:prod", &[0.001, 0.5]), (vec![true, true], 0.001));
     assert_eq!(indexed("session:a metadata.env:prod", &[0.3, 0.5]), (vec![false, false], 1.0));
     assert_eq!(indexed("tokens>7", &[]), (vec![true], 1.0));
+}
+
+#[test]
+fn words_that_the_index_is_not_searched_for_are_checked() {
+    let leaves_out_words = |condition: &Condition| {
+        let mut query = QueryBuilder::<sqlx::Postgres>::new("");
+        condition.push_words(&mut query);
+        query.sql().as_str().contains("regexp_replace")
+    };
+    // PostgreSQL splits the number from the letters after it.
+    for (text, is_checked) in [("mind.a", true), ("1.5b", false), ("user_id", true), ("hero-banner", false)] {
+        let condition = one(text);
+        assert_eq!((condition.exceeds_index(), leaves_out_words(&condition)), (is_checked, is_checked), "{text}");
+    }
+    assert!(one("\"1.5b\"").exceeds_index() && !one("\"word\"").exceeds_index());
 }
 
 #[test]

@@ -116,7 +116,8 @@ class Worker:
         self.handler = handlers[0][1]
         declarations = []
         for attribute, function in handlers:
-            declaration = dict(function.__thunder_mod__, entrypoint=attribute)
+            is_imported = self._is_of_other_module(function)
+            declaration = dict(function.__thunder_mod__, entrypoint=attribute, is_imported=is_imported)
             declaration["name"] = declaration["name"] or attribute
             declarations.append(declaration)
         self.declaration, self.holdback = declarations[0], declarations[0]["holdback"]
@@ -154,8 +155,7 @@ class Worker:
             raise AttributeError(
                 "%s has no mod; decorate a function(event, actions, tokenizer) with @mod (from thunder_mods import mod)" % file
             )
-        # A module of a package may import mods of other modules, which are the mods of those.
-        return [(attribute, value) for attribute, value in found if not self._is_of_other_module(value)] or found
+        return found
 
     def _is_of_other_module(self, value: Any) -> bool:
         """Returns True for a name of another module of the package."""
