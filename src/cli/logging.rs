@@ -5,9 +5,11 @@
 
 use crate::config::flags::{LogFlags, OnOffAuto};
 use anyhow::Context as _;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{IsTerminal as _, stderr};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tracing::Level;
@@ -72,7 +74,12 @@ impl LogFile {
 }
 
 fn open(path: &Path) -> anyhow::Result<Arc<File>> {
-    let opened = File::options().create(true).append(true).open(path);
+    // Opening a FIFO would otherwise wait for a reader, and block all signals. Writes wait as usual.
+    let opened = File::options().create(true).append(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+    let opened = opened.and_then(|file| {
+        fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
+        Ok(file)
+    });
     opened.map(Arc::new).with_context(|| format!("cannot write to the file {} of --log-file", path.display()))
 }
 

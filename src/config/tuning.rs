@@ -233,7 +233,7 @@ impl std::str::FromStr for MetadataOverride {
 
 fn finite(text: &str) -> Result<f32, String> {
     let number = text.parse::<f32>().ok().filter(|number| number.is_finite());
-    number.ok_or_else(|| format!("'{text}' is not a number"))
+    number.ok_or_else(|| format!("expected a finite number, got '{text}'"))
 }
 
 fn positive(text: &str) -> Result<f32, String> {

@@ -59,7 +59,7 @@ pub struct Measurements {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_generation: bool,
     /// `Added` without tokens, the last event of a run: number of tokens at the end of the sequence that are not part of
-    /// the answer, because a mod held them back.
+    /// the answer, because the run ended before they were released.
     #[serde(skip_serializing_if = "is_zero")]
     pub discarded: u32,
     /// Microseconds since the run started.

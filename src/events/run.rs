@@ -155,6 +155,10 @@ impl RunMetadata {
     pub const EXPERIMENT: &str = "experiment";
     /// The key of the run's cell in its experiment.
     pub const CELL: &str = "cell";
+    /// Maximum characters of a key that a client sends.
+    pub const MAX_KEY_CHARS: usize = 64;
+    /// Maximum characters of a value that a client sends.
+    pub const MAX_VALUE_CHARS: usize = 512;
 
     /// Sets the value of a key.
     pub fn set(&mut self, key: &str, value: impl Into<String>) {

@@ -3,7 +3,7 @@
 use super::measured;
 use super::pool::PgConnection;
 use super::run_summary::RunSummary;
-use super::runs::{by_id, request_id_owner};
+use super::runs::by_id;
 use super::scope::covers;
 use super::{Error, Store, extras};
 use crate::events::{
@@ -37,9 +37,8 @@ impl Store {
         let Some(run) = by_id(&mut transaction, scope, run_id).await? else { return Ok(None) };
         let mods = (run.surface != Surface::Ingest && !run.mods.is_empty()).then(|| run.mods.join(", "));
         let mut extras = extras::read(&mut transaction, run_id).await?;
-        // Only documents have a fingerprint; they are returned as they were ingested.
-        let owner = request_id_owner(&mut transaction, &run.request_id).await?;
-        if owner.is_none_or(|(_, fingerprint)| fingerprint.is_none()) {
+        // Documents are returned as they were ingested.
+        if run.surface != Surface::Ingest {
             extras.thunder_run = Some(run_details(&run));
         }
         let request = RequestMeta {

@@ -41,7 +41,7 @@ impl Run {
                 position: Some(sequence.len().saturating_sub(discarded) as u32),
                 discarded: discarded as u32,
                 note: Some(
-                    "the run ended while a mod held its last tokens back; they are not part of the answer".into(),
+                    "the run ended before its last tokens were released; they are not part of the answer".into(),
                 ),
                 ..Measurements::default()
             }));

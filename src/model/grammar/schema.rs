@@ -123,8 +123,9 @@ const MAXIMA: [&str; 2] = ["maximum", "exclusiveMaximum"];
 fn bound_integer(schema: &mut Map<String, Value>) {
     /// The largest float that a signed 64-bit integer can hold: the compiler's bounds are floats.
     const LIMIT: i64 = 0x7fff_ffff_ffff_fc00;
-    /// Keywords that list the values, or whose schemas may permit larger ones.
-    const OTHER_LIMITS: [&str; 6] = ["enum", "const", "$ref", "anyOf", "allOf", "oneOf"];
+    /// Keywords that list the values, or whose schemas may permit larger ones. Multiples in a range can have too many states
+    /// for the compiler.
+    const OTHER_LIMITS: [&str; 7] = ["enum", "const", "multipleOf", "$ref", "anyOf", "allOf", "oneOf"];
     let is_integer = match schema.get("type") {
         Some(Value::Array(types)) => types.contains(&"integer".into()) && !types.contains(&"number".into()),
         Some(name) => name == "integer",
@@ -276,8 +277,9 @@ mod tests {
     }
 
     #[test]
-    fn integers_with_listed_values_get_no_bounds() {
-        for schema in [json!({"type": "integer", "const": 5}), json!({"type": "integer", "enum": [1, 2]})] {
+    fn integers_with_listed_values_or_multiples_get_no_bounds() {
+        for (name, value) in [("const", json!(5)), ("enum", json!([1, 2])), ("multipleOf", json!(86400))] {
+            let schema = json!({"type": "integer", name: value});
             assert_eq!(prepared(&schema), schema);
         }
     }

@@ -1,7 +1,7 @@
 //! Details of a recorded run, beyond the specified parts of a document.
 
 use super::integer;
-use crate::events::{EndCause, FinishReason, RunEnd, RunStatus, Usage};
+use crate::events::{EndCause, FinishReason, RunEnd, RunMetadata, RunStatus, Usage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -15,9 +15,9 @@ pub(super) const MAX_SEED: i64 = u32::MAX as i64;
 /// Maximum entries of the metadata: those of a request, and those that Thunder adds.
 pub(super) const MAX_METADATA: usize = 32;
 /// Maximum characters of a key of the metadata. The database indexes keys with their values.
-const MAX_KEY_CHARS: usize = 64;
+const MAX_KEY_CHARS: usize = RunMetadata::MAX_KEY_CHARS;
 /// Maximum characters of a value of the metadata.
-const MAX_VALUE_CHARS: usize = 512;
+const MAX_VALUE_CHARS: usize = RunMetadata::MAX_VALUE_CHARS;
 /// The accepted metadata, for errors.
 pub(super) const EXPECTED_METADATA: &str = "an object of at most 32 strings, with keys of 1 to 64 characters";
 /// The accepted value of an entry of the metadata, for errors.

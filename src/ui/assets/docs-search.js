@@ -46,14 +46,14 @@ function matchesIn(text, word) {
 /** Returns the points of the best match of a word in a text, from 0 to 1. */
 const bestMatch = (matches) => LEVELS[Math.min(...matches.map(({ level }) => level))] ?? 0;
 
-/** Returns the match of a word with a section, `{points, level}`; `level` is the points of its best match. */
+/** Returns the match of a word with a section, `{points, best}`; `best` is the points of its best match. */
 function matchWord({ heading, page, text, anchor }, word) {
   const [inHeading, inPage, inText] = [heading, page, text].map((part) => matchesIn(part.toLowerCase(), word));
   const isHeading = anchor.replace(/^-+/, '') === word.replace(/^-+/, '');
   const frequency = inText.reduce((sum, { level }) => sum + LEVELS[level], 0);
   return {
     points: bestMatch(inHeading) * (isHeading ? 20 : 10) + bestMatch(inPage) * 4 + frequency / (frequency + 1) * 4,
-    level: Math.max(...[inHeading, inPage, inText].map(bestMatch)),
+    best: Math.max(...[inHeading, inPage, inText].map(bestMatch)),
   };
 }
 
@@ -66,11 +66,11 @@ const factorOf = ({ slug, heading }) => (slug !== 'reference' ? 1 : /^[A-Z]\w+$/
  */
 function score(sections, wanted) {
   const matches = wanted.map((word) => sections.map((section) => matchWord(section, word)));
-  const weights = matches.map((all) => Math.log(1 + sections.length / (1 + all.filter(({ level }) => level === 1).length)));
+  const weights = matches.map((all) => Math.log(1 + sections.length / (1 + all.filter(({ best }) => best === 1).length)));
   const total = weights.reduce((sum, weight) => sum + weight, 0);
   return sections.map((section, i) => {
     const sum = (value) => matches.reduce((all, match, w) => all + weights[w] * match[i][value], 0);
-    return sum('points') * (sum('level') / total) ** 2 * factorOf(section);
+    return sum('points') * (sum('best') / total) ** 2 * factorOf(section);
   });
 }
 

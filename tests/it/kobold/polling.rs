@@ -90,7 +90,9 @@ async fn perf_reports_the_last_generation() {
     let mut response = server.request(Method::POST, "/api/extra/generate/stream").json(&long).send().await.unwrap();
     response.chunk().await.unwrap();
     drop(response);
+    let begun = std::time::Instant::now();
     while perf().await["total_gens"] != 3 {
+        assert!(begun.elapsed() < super::WAIT_TIMEOUT, "{}", perf().await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(perf().await["stop_reason"], -1);

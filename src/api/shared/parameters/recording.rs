@@ -40,8 +40,8 @@ pub(crate) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
 /// Parses the metadata of a run: `metadata`, with the limits of OpenAI's API, and `session_id`.
 pub(crate) fn metadata(fields: Fields<'_>) -> Result<RunMetadata, ApiError> {
     const MAX_PAIRS: usize = 16;
-    const MAX_KEY_CHARS: usize = 64;
-    const MAX_VALUE_CHARS: usize = 512;
+    const MAX_KEY_CHARS: usize = RunMetadata::MAX_KEY_CHARS;
+    const MAX_VALUE_CHARS: usize = RunMetadata::MAX_VALUE_CHARS;
     let is_short = |text: &&str| text.chars().count() <= MAX_VALUE_CHARS;
     let expected = format!("a string of at most {MAX_VALUE_CHARS} characters");
     let mut pairs = Vec::new();
