@@ -70,8 +70,27 @@ fn write_flag(text: &mut String, flag: &Arg, matches: &ArgMatches, file: Option<
     }
 }
 
-/// Returns a number or a string in TOML's notation.
+/// Returns a value in TOML's notation: a number if it is written exactly like the text, else a string.
 fn literal(text: &str) -> String {
-    let value = text.parse().map(Value::Integer).or_else(|_| text.parse().map(Value::Float));
-    value.unwrap_or_else(|_| Value::String(text.to_owned())).to_string()
+    let integer = text.parse().ok().map(Value::Integer);
+    let number = integer.or_else(|| text.parse().ok().filter(|number: &f64| number.is_finite()).map(Value::Float));
+    let exact = number.filter(|number| number.to_string() == text);
+    exact.unwrap_or_else(|| Value::String(text.to_owned())).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::literal;
+
+    #[test]
+    fn only_exact_numbers_are_numbers() {
+        for number in ["0", "-1", "8192", "0.8", "-0.5", "1.0"] {
+            assert_eq!(literal(number), number);
+        }
+        for text in ["1.10", "007", "inf", "nan", "+5", "1e3", ".5", "-0", "12345678901234567890", "a\"b", ""] {
+            let line = format!("value = {}", literal(text));
+            let table: toml::Table = line.parse().unwrap();
+            assert_eq!(table["value"].as_str(), Some(text), "{line}");
+        }
+    }
 }

@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Time between two requests for the progress.
-const POLL_INTERVAL: Duration = Duration::from_millis(300);
+/// Minimum time between two requests for the progress.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(300);
+/// Maximum time between two requests for the progress.
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum time in which requests for the progress fail, for example while the server restarts.
 const MAX_OUTAGE: Duration = Duration::from_mins(1);
@@ -66,7 +68,7 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
     let path = format!("/api/v1/experiments/{id}");
     let last_cell = created["cells"].as_u64().unwrap_or(1).saturating_sub(1);
     let progress = Progress::new(None);
-    let ended = signals.run_until_signal(wait(&server, &path, last_cell, &progress.task(), POLL_INTERVAL)).await;
+    let ended = signals.run_until_signal(wait(&server, &path, last_cell, &progress.task(), MIN_POLL_INTERVAL)).await;
     progress.end();
     match ended {
         Ok(ended) => ended.with_context(|| format!("the experiment may still run: {address}"))?,
@@ -129,15 +131,19 @@ fn read(file: &Path) -> anyhow::Result<Value> {
 }
 
 /// Waits until an experiment is no longer running. A response from the last cell on has only one cell.
+///
+/// The interval of requests grows with the time, because each of them counts all cells.
 async fn wait(
     server: &Server,
     path: &str,
     last_cell: u64,
     progress: &TaskProgress,
-    interval: Duration,
+    min_interval: Duration,
 ) -> anyhow::Result<()> {
+    let begun = Instant::now();
     let mut failing_since = None;
     loop {
+        let interval = poll_interval(begun.elapsed()).max(min_interval);
         let experiment = match page(server, path, last_cell).await {
             Ok(experiment) => experiment,
             Err(error) if is_permanent(&error) => return Err(error),
@@ -158,6 +164,11 @@ async fn wait(
         progress.advance(&step, (number("ended") / number("cells").max(1.0)) as f32);
         tokio::time::sleep(interval).await;
     }
+}
+
+/// Returns the time until the next request for the progress of an experiment that has run for `elapsed`.
+fn poll_interval(elapsed: Duration) -> Duration {
+    (elapsed / 20).min(MAX_POLL_INTERVAL)
 }
 
 /// Returns true for an error that another attempt would repeat, such as a rejected key or a removed experiment.
@@ -346,6 +357,13 @@ mod tests {
         assert_eq!(removed.downcast_ref::<ErrorResponse>().unwrap().status, StatusCode::NOT_FOUND);
         assert!(!cancel(&server, "/x", 7).await.unwrap());
         assert!(cancel(&server, "/x", 0).await.is_err());
+    }
+
+    #[test]
+    fn long_experiment_is_polled_less_often() {
+        assert_eq!(poll_interval(Duration::from_secs(2)), Duration::from_millis(100));
+        assert_eq!(poll_interval(Duration::from_secs(40)), Duration::from_secs(2));
+        assert_eq!(poll_interval(Duration::from_hours(1)), MAX_POLL_INTERVAL);
     }
 
     #[test]

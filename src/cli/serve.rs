@@ -120,7 +120,9 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
 /// Opens the log file again, and reloads API keys and certificate. Active requests and streams continue.
 fn reload(app: &App, flags: &ServerFlags) {
     logging::reopen_file();
-    match Credentials::read(flags) {
+    // Host names are not resolved again: a slow name server would block, and the listeners keep their addresses.
+    let config = &app.config().server;
+    match Credentials::read(flags, &config.listen, &config.cluster) {
         // Without a key, every client would have all rights.
         Ok(credentials) if credentials.security.keys.is_empty() && !app.credentials().security.keys.is_empty() => {
             tracing::error!(

@@ -173,15 +173,11 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the key file and the certificate that the flags name.
+    /// Reads the key file and the certificate that the flags name, for a server on the addresses `listen`.
     ///
     /// # Errors
     /// [`ConfigError`] names the invalid flag or file.
-    pub fn read(server: &ServerFlags) -> Result<Self, ConfigError> {
-        Self::new(server, &server.addresses()?, &server.cluster.config()?)
-    }
-
-    fn new(server: &ServerFlags, listen: &[SocketAddr], cluster: &ClusterConfig) -> Result<Self, ConfigError> {
+    pub fn read(server: &ServerFlags, listen: &[SocketAddr], cluster: &ClusterConfig) -> Result<Self, ConfigError> {
         let mut security = server.security(listen)?;
         security.trusted_hosts.extend(cluster.host());
         Ok(Self { security, tls: server.tls.config()? })
@@ -196,7 +192,7 @@ impl Config {
     pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, ConfigError> {
         let listen = server.addresses()?;
         let cluster = server.cluster.config()?;
-        let credentials = Credentials::new(server, &listen, &cluster)?;
+        let credentials = Credentials::read(server, &listen, &cluster)?;
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(engine.speculation.defaults());
         let RequestDefaults { fields, flags: request_default_flags } = server.requests.defaults()?;

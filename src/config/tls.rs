@@ -2,6 +2,7 @@
 
 use super::ConfigError;
 use clap::Args;
+use memchr::memmem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_rustls::rustls::crypto::ring;
@@ -144,7 +145,7 @@ pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDe
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
     let text = read(KEY, path)?;
     let path_text = || path.display().to_string();
-    let has = |mark: &str| text.windows(mark.len()).any(|part| part == mark.as_bytes());
+    let has = |mark: &str| memmem::find(&text, mark.as_bytes()).is_some();
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
         match error {
             pem::Error::NoItemsFound if has("ENCRYPTED PRIVATE KEY") => TlsError::Encrypted { path: path_text() },

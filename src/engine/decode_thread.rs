@@ -1,6 +1,6 @@
 //! Start of the decode thread. The thread creates and owns the llama context, and reports the context's properties.
 
-use super::kv::host_cache::HostCache;
+use super::kv::host_cache::{HostCache, StateSize};
 use super::kv::slots::KvSlots;
 use super::options::EngineOptions;
 use super::recording::Recording;
@@ -67,7 +67,9 @@ impl DecodeThread {
             Err(error) => return drop(ready.send(Err(error))),
         };
         let layout = capabilities.layout.as_ref();
-        let state_bytes = layout.map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
+        let state_size = layout
+            .map(|layout| StateSize { fixed: layout.fixed_bytes(), per_token: layout.bytes_per_token() })
+            .unwrap_or_default();
         let prefixes_usable = context.are_all_prefixes_usable();
         let draft_context = match create_draft_context(&model, &options, &context) {
             Ok(created) => created,
@@ -77,7 +79,7 @@ impl DecodeThread {
             ContextProperties { capabilities, speculates: options.speculation.is_enabled() && prefixes_usable };
         if ready.send(Ok(properties)).is_ok() {
             drop(starting);
-            let host_cache = HostCache::new(options.cache_ram_bytes, state_bytes, prefixes_usable);
+            let host_cache = HostCache::new(options.cache_ram_bytes, state_size, prefixes_usable);
             let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
             let recording = Recording::new(recorder, attention_encoder);
             let channel = (commands, inbox);

@@ -81,7 +81,7 @@ struct Inner {
     status: Arc<EngineStatus>,
     /// True if runs draft tokens.
     speculates: bool,
-    /// Every run holds a clone; see [`Engine::runs`].
+    /// Every run holds a clone; see [`Engine::unfinished_runs`].
     run_counter: Arc<()>,
     durability_acks: Option<DurabilityAcks>,
     unstored: Option<UnstoredRuns>,
@@ -187,7 +187,7 @@ impl Engine {
 
     /// Returns the number of runs that are queued, are being decoded, or have outputs that their client has not read.
     #[must_use]
-    pub fn runs(&self) -> usize {
+    pub fn unfinished_runs(&self) -> usize {
         Arc::strong_count(&self.inner.run_counter) - 1
     }
 
@@ -221,7 +221,7 @@ impl Engine {
     ///
     /// # Errors
     /// The error that a request with `lens` gets.
-    pub fn lens(&self) -> Result<(), SubmitError> {
+    pub fn check_lens(&self) -> Result<(), SubmitError> {
         match &self.inner.capabilities.lens_support {
             None => Err(SubmitError::LensOff),
             Some(Ok(())) => Ok(()),

@@ -47,6 +47,8 @@ pub struct MeasuredToken {
     pub measurement: TokenMeasurement,
     /// Most probable tokens at its position; none for a forced token.
     pub alternatives: Vec<Alternative>,
+    /// True if the token adds nothing to the text of the answer, such as a control token. Its own text is then its name.
+    pub is_hidden: bool,
 }
 
 /// Progress of a prompt.
@@ -71,6 +73,8 @@ pub struct RunMetrics {
     pub prompt: OnceLock<PromptTiming>,
     /// Generated tokens after the end of the answer's text: those of a stop string. Set before the end, if there are any.
     pub tokens_after_text: OnceLock<Vec<TokenId>>,
+    /// Number of tokens in the KV cache at the end of the run. Set before the end.
+    pub kv_len: OnceLock<u32>,
 }
 
 impl RunMetrics {

@@ -60,12 +60,6 @@ impl ActionType {
 }
 
 /// A recorded action, in the format of the `/ingest` document.
-///
-/// Thunder's `details` have these keys: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
-/// (number of tokens that a Backtrack removed from the sequence, after clamping and without a sampled token that was
-/// not appended), `clamped` (true if the mod requested more), `edit` (for `AdjustedLogits`: the kind of edit),
-/// `superseded` (true if the action of an earlier mod took precedence), `moved` (for `AdjustedLogits`: the tokens with
-/// the largest change of probability, `[{token, text, before, after}]`), `version` (hash of the mod's source).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ActionRecord {
     /// Index of the mod call that returned it.
@@ -76,7 +70,7 @@ pub struct ActionRecord {
     pub action_order: i32,
     /// Time at which the action was returned.
     pub created_at: Option<DateTime<Utc>>,
-    /// The full action object of another engine, or the keys above.
+    /// The full action object of another engine, or Thunder's [`ActionDetails`](super::ActionDetails).
     pub details: Option<RawJson>,
     /// `AdjustedPrefill`: the new prompt's text.
     pub new_prompt: Option<String>,

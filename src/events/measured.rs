@@ -1,6 +1,7 @@
-use super::{EvictedMessage, ImageRecord, RawJson, TokenId};
+use super::{EvictedMessage, ImageRecord, RawJson, TokenId, from_object};
 use half::f16;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use utoipa::ToSchema;
 
 /// Thunder's measurements at an event; their JSON is the event's `details`.
@@ -174,7 +175,8 @@ impl LogitLens {
 pub struct StageCount {
     /// llama.cpp's name of the stage: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's
     /// constraint, `argmax` at temperature 0.
-    pub name: String,
+    #[schema(value_type = String)]
+    pub name: Cow<'static, str>,
     /// Number of candidates left after the stage.
     pub left: u32,
 }
@@ -183,7 +185,7 @@ impl Measurements {
     /// Parses `details`; JSON of another shape gives empty measurements.
     #[must_use]
     pub fn from_details(details: &RawJson) -> Self {
-        serde_json::from_str(details.get()).unwrap_or_default()
+        from_object(details.get()).unwrap_or_default()
     }
 
     /// Returns true if nothing was measured, as in the `details` of another engine.

@@ -9,6 +9,7 @@
 //! alternatives, texts) are in [`Measurements`], the typed form of an event's `details`.
 
 mod action;
+mod action_details;
 mod call;
 mod event;
 mod finish;
@@ -16,12 +17,14 @@ mod float;
 mod histogram;
 mod image;
 mod measured;
+mod object;
 mod requested;
 mod run;
 pub mod system;
 mod tenant;
 
 pub use action::{ActionRecord, ActionType};
+pub use action_details::{ActionDetails, MovedToken};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
 pub use finish::{DraftUsage, EndCause, EvictedMessage, Fault, Finish, FinishReason, ModFailures, RunEnd, Usage};
@@ -29,8 +32,9 @@ pub use float::shortest_f64;
 pub use histogram::{Histogram, HistogramCounts};
 pub use image::{ImageFile, ImageRecord, ImageTile, hex};
 pub use measured::{Alternative, Eviction, LogitLens, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
+pub use object::{ObjectsOnly, from_object, optional_object};
 pub use requested::RequestedAction;
-pub use run::{RunId, RunMetadata, RunParent, RunStart, RunStatus, Surface};
+pub use run::{RunId, RunMetadata, RunParent, RunStart, RunStatus, Surface, is_reserved_request_id};
 pub use tenant::{Scope, Tenant};
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The action that a mod requested, for comparisons.
 
-use super::{ActionRecord, ActionType, TokenId};
-use serde::{Deserialize, Serialize};
+use super::{ActionDetails, ActionRecord, ActionType, TokenId};
+use serde::Serialize;
 use serde_json::Value;
 
 /// The content of an action, without the engine's annotations.
@@ -32,45 +32,27 @@ pub struct RequestedAction {
     pub message: Option<String>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Details {
-    tokens: Vec<TokenId>,
-    edit: Option<String>,
-}
-
 impl RequestedAction {
-    /// Creates an action with only a type.
+    /// Returns the action of a record with these details.
     #[must_use]
-    pub const fn new(action: ActionType) -> Self {
+    pub fn new(record: &ActionRecord, details: ActionDetails) -> Self {
+        let calls = record.tool_calls.as_ref();
         Self {
-            action,
-            tokens: Vec::new(),
-            steps: None,
-            max_steps: None,
-            edit: None,
-            temperature: None,
-            tool_calls: None,
-            message: None,
+            action: record.action_type,
+            tokens: details.tokens,
+            steps: record.backtrack_steps,
+            max_steps: record.adjusted_max_steps,
+            edit: details.edit,
+            temperature: record.temperature,
+            tool_calls: calls.and_then(|raw| serde_json::from_str(raw.get()).ok()),
+            message: record.error_message.clone(),
         }
     }
 }
 
 impl From<&ActionRecord> for RequestedAction {
-    fn from(action: &ActionRecord) -> Self {
-        let details = action.details.as_ref();
-        let details: Details = details.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
-        let calls = action.tool_calls.as_ref();
-        Self {
-            tokens: details.tokens,
-            steps: action.backtrack_steps,
-            max_steps: action.adjusted_max_steps,
-            edit: details.edit,
-            temperature: action.temperature,
-            tool_calls: calls.and_then(|raw| serde_json::from_str(raw.get()).ok()),
-            message: action.error_message.clone(),
-            ..Self::new(action.action_type)
-        }
+    fn from(record: &ActionRecord) -> Self {
+        Self::new(record, ActionDetails::from(record))
     }
 }
 

@@ -34,6 +34,12 @@ impl std::str::FromStr for RunId {
     }
 }
 
+/// Returns true for a request id that would be confused with a route next to those of runs, `GET /api/v1/runs/{id}`.
+#[must_use]
+pub fn is_reserved_request_id(id: &str) -> bool {
+    matches!(id, "live" | "tags")
+}
+
 /// The API or command that started a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -10,6 +10,7 @@
 
 mod action;
 mod action_check;
+mod action_record;
 pub mod builtin;
 mod call;
 mod name;
@@ -26,7 +27,7 @@ pub use registry::{
     SelectedMod, UnknownMod, WithSource, source_store, version_of,
 };
 
-pub use replay::{ActionDetails, RecordedSequence, ReplayLimits, ReplayedReply};
+pub use replay::{RecordedSequence, ReplayLimits, ReplayedReply};
 
 use serde_json::Value;
 use std::sync::Arc;

@@ -5,9 +5,8 @@
 //! equal shares of the remaining probability.
 
 use super::{Action, Call, CallEvent, ModInstance, Reply, ReplySender, RunView};
-use crate::events::{ActionRecord, ActionType, Event, EventType, RequestedAction, TokenId};
+use crate::events::{ActionDetails, ActionRecord, ActionType, Event, EventType, RequestedAction, TokenId};
 use crate::model::Vocabulary;
-use serde::Deserialize;
 use std::sync::{Arc, mpsc};
 
 /// Limits of an engine on the actions of mods.
@@ -35,25 +34,6 @@ pub struct RecordedSequence {
     winner: Option<ActionRecord>,
     /// True after a `ForceOutput`. The mods are not called for its tokens.
     has_ended: bool,
-}
-
-/// Details of a recorded action that change the sequence.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ActionDetails {
-    /// Tokens of a new prompt, or appended tokens.
-    pub tokens: Vec<TokenId>,
-    /// Number of tokens that a Backtrack removed.
-    pub removed: Option<usize>,
-    /// True if an earlier mod's action won the event.
-    pub superseded: bool,
-}
-
-impl From<&ActionRecord> for ActionDetails {
-    fn from(action: &ActionRecord) -> Self {
-        let details = action.details.as_ref();
-        details.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default()
-    }
 }
 
 /// A mod's reply to a replayed event.
@@ -150,7 +130,7 @@ impl RecordedSequence {
         } else {
             let unappended = usize::from(self.newest == Some(EventType::Sampled));
             let requested = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(unappended);
-            let removed = ActionDetails::from(&action).removed.unwrap_or(requested);
+            let removed = ActionDetails::from(&action).removed.map_or(requested, |removed| removed as usize);
             self.tokens.truncate(self.tokens.len() - removed.min(self.tokens.len() - self.prompt_len));
         }
     }
@@ -215,40 +195,27 @@ impl RecordedSequence {
         };
         let kind = event.event_type;
         let reply = reply.validate_action(kind, view.vocabulary.len()).limit_tokens(kind, self.limits.context);
-        Ok(Some(to_replayed_reply(reply)))
+        Ok(Some(to_replayed_reply(reply, &view.vocabulary)))
     }
 }
 
-fn to_replayed_reply(reply: Reply) -> ReplayedReply {
+fn to_replayed_reply(reply: Reply, vocabulary: &Vocabulary) -> ReplayedReply {
     let (exception, traceback) =
         reply.exception.map_or((None, None), |exception| (Some(exception.message), exception.traceback));
     ReplayedReply {
-        action: reply.action.and_then(requested_action),
+        action: reply.action.and_then(|action| requested_action(&action, vocabulary)),
         exception,
         traceback,
         logs: reply.logs.into_iter().map(|log| format!("{}: {}", log.level.as_str(), log.message)).collect(),
     }
 }
 
-fn requested_action(action: Action) -> Option<RequestedAction> {
-    let requested = RequestedAction::new(action.kind());
-    // As in the recording.
-    let to_i32 = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
-    Some(match action {
-        Action::Noop => return None,
-        Action::AdjustedPrefill { tokens, max_tokens } => {
-            RequestedAction { tokens, max_steps: max_tokens.map(to_i32), ..requested }
-        }
-        Action::AdjustedLogits { edit, temperature } => {
-            // In the number format of the recording: 0.8, not 0.800000011920929.
-            let temperature = temperature.and_then(|value| value.to_string().parse().ok());
-            RequestedAction { edit: Some(edit.as_str().to_owned()), temperature, ..requested }
-        }
-        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => RequestedAction { tokens, ..requested },
-        Action::Backtrack { n, tokens } => RequestedAction { steps: Some(to_i32(n)), tokens, ..requested },
-        Action::ToolCalls(payload) => RequestedAction { tool_calls: Some(payload), ..requested },
-        Action::EmitError { message, .. } => RequestedAction { message: Some(message), ..requested },
-    })
+fn requested_action(action: &Action, vocabulary: &Vocabulary) -> Option<RequestedAction> {
+    if *action == Action::Noop {
+        return None;
+    }
+    let (record, details) = action.to_record(0, None, vocabulary);
+    Some(RequestedAction::new(&record, details))
 }
 
 /// Creates logits from the recorded probabilities of the most probable tokens. All other tokens share the rest evenly.

@@ -76,7 +76,7 @@ impl App {
     /// # Errors
     /// 503 while the database is starting.
     pub fn store(&self) -> Result<&Store, ApiError> {
-        self.0.database.get().ok_or_else(|| self.not_ready())
+        self.0.database.get().ok_or_else(|| self.not_ready_error())
     }
 
     /// Returns the run with that `run_id` or, failing that, `request_id`, if the scope covers it. Waits for the rows of
@@ -103,7 +103,7 @@ impl App {
     /// 404 for an unknown model; 400 if it is not loaded; 429 if it cannot be loaded because `--models-max` models are
     /// in use; 503 if loading failed and while the server starts or stops.
     pub async fn get_or_load(&self, name: Option<&str>) -> Result<LoadedModel, ApiError> {
-        self.ready()?;
+        self.check_ready()?;
         self.require_models_configured().await?;
         self.0.models.get_or_load(name).await
     }
@@ -114,7 +114,7 @@ impl App {
     /// # Errors
     /// Same as [`App::get_or_load`].
     pub async fn get_or_wake(&self, name: Option<&str>) -> Result<LoadedModel, ApiError> {
-        self.ready()?;
+        self.check_ready()?;
         self.require_models_configured().await?;
         let entry = self.0.models.entry_for_request(name)?;
         if entry.wakes_for_reads() {
@@ -148,7 +148,7 @@ impl App {
     ///
     /// # Errors
     /// 503 with the reason otherwise.
-    pub fn ready(&self) -> Result<(), ApiError> {
+    pub fn check_ready(&self) -> Result<(), ApiError> {
         if self.state() == ServerState::Ready { Ok(()) } else { Err(self.unavailable_error()) }
     }
 
@@ -158,7 +158,7 @@ impl App {
     /// 503 if it is not ready, and when the server stops.
     pub fn default_model(&self) -> Result<LoadedModel, ApiError> {
         if matches!(self.state(), ServerState::Stopping | ServerState::Stopped) {
-            return Err(self.not_ready());
+            return Err(self.not_ready_error());
         }
         self.0.models.default_model().ok_or_else(|| self.unavailable_error())
     }
@@ -172,16 +172,16 @@ impl App {
     }
 
     /// Succeeds until the server stops: a WebSocket that is opened during the start waits for the server.
-    pub(crate) fn open_for_sockets(&self) -> Result<(), ApiError> {
+    pub(crate) fn check_accepts_sockets(&self) -> Result<(), ApiError> {
         if matches!(self.state(), ServerState::Stopping | ServerState::Stopped) {
-            Err(self.not_ready())
+            Err(self.not_ready_error())
         } else {
             Ok(())
         }
     }
 
     /// Waits until the server has started or stops.
-    pub(crate) async fn started(&self) {
+    pub(crate) async fn wait_until_started(&self) {
         self.wait(|state| !matches!(state, ServerState::Loading(_))).await;
     }
 
@@ -271,12 +271,12 @@ impl App {
     }
 
     /// Waits until the server begins to stop. Streams without an end are closed then.
-    pub async fn stopping(&self) {
+    pub async fn wait_until_stopping(&self) {
         self.wait(|state| matches!(state, ServerState::Stopping | ServerState::Stopped)).await;
     }
 
     /// Waits until the grace period is over. Runs end then.
-    pub async fn stopped(&self) {
+    pub async fn wait_until_stopped(&self) {
         self.wait(|state| *state == ServerState::Stopped).await;
     }
 
@@ -292,14 +292,14 @@ impl App {
 
     /// Returns the error for a request that needs a model, while none is loaded or the server stops.
     fn unavailable_error(&self) -> ApiError {
-        let error = self.not_ready();
+        let error = self.not_ready_error();
         match self.state() {
             ServerState::Loading(_) | ServerState::Ready => error.code(ErrorCode::NoModel),
             ServerState::Stopping | ServerState::Stopped => error,
         }
     }
 
-    fn not_ready(&self) -> ApiError {
+    fn not_ready_error(&self) -> ApiError {
         match self.state() {
             ServerState::Loading(step) => ApiError::unavailable(format!("the server is not ready yet: {step}")),
             ServerState::Ready => ApiError::unavailable("the default model is not loaded"),

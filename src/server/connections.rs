@@ -68,7 +68,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = app.stopping() => break,
+            () = app.wait_until_stopping() => break,
         };
         while open.try_join_next().is_some() {}
         match accepted {
@@ -95,7 +95,7 @@ impl ListenerState {
         let Some(tls) = &tls else { return self.serve(stream, service(routes)).await };
         let start = tokio::select! {
             start = with_time_limit(self.app.config().server.header_timeout, start_connection(tls, stream)) => start,
-            () = self.app.stopping() => return,
+            () = self.app.wait_until_stopping() => return,
         };
         match start {
             Ok(ConnectionStart::Tls(stream)) => self.serve(stream, service(routes)).await,
@@ -114,7 +114,7 @@ impl ListenerState {
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = self.app.stopping() => {
+            () = self.app.wait_until_stopping() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }

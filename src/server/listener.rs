@@ -60,7 +60,7 @@ impl Listeners {
         for listener in self.0 {
             servers.spawn(connections::accept(listener, routes.clone(), app.clone()));
         }
-        app.stopping().await;
+        app.wait_until_stopping().await;
         let all_ended = async {
             while servers.join_next().await.is_some() {}
             app.sockets().all_closed().await;

@@ -4,6 +4,7 @@
 //! database (HMAC). It is valid on every server of that database while the key is configured there, and does not reveal
 //! the key. No server stores logins, so a logout only removes the cookie from the browser.
 
+use super::percent::encode_path;
 use super::{Access, App, LoginForm, LoginPage, Protocol, base};
 use crate::config::{KeyHash, SecurityConfig};
 use crate::events::hex;
@@ -17,7 +18,6 @@ use chrono::{DateTime, Utc};
 use hmac::{Hmac, KeyInit, Mac};
 use serde::Deserialize;
 use sha2::Sha256;
-use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -65,14 +65,7 @@ pub(crate) fn address(uri: &Uri) -> String {
     let mut address = PATH.to_owned();
     if wanted != "/" {
         address.push_str("?next=");
-        for byte in wanted.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-                address.push(char::from(byte));
-            } else {
-                // Writing to a String cannot fail.
-                let _ = write!(address, "%{byte:02X}");
-            }
-        }
+        address.push_str(&encode_path(wanted));
     }
     address
 }

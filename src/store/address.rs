@@ -265,12 +265,21 @@ async fn fetch_text(connection: &mut sqlx::PgConnection, sql: &'static str) -> R
     sqlx::raw_sql(sql).fetch_one(connection).await?.try_get(0)
 }
 
-/// Returns the address without its password, for messages.
+/// Returns the address for messages: without its password and its parameters, one of which may be a password.
 pub fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return "…".to_owned() };
-    match rest.rsplit_once('@') {
-        Some((user, host)) => format!("{scheme}://{}:…@{host}", user.split(':').next().unwrap_or_default()),
-        None => url.to_owned(),
+    let is_scheme = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
+        return "…".to_owned();
+    };
+    let (authority, after) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    if after.contains('@') {
+        // It may end a password that contains an unescaped `/`, `?` or `#`.
+        return format!("{scheme}://…");
+    }
+    let path = after.split(['?', '#']).next().unwrap_or_default();
+    match authority.rsplit_once('@') {
+        Some((user, hosts)) => format!("{scheme}://{}:…@{hosts}{path}", user.split(':').next().unwrap_or_default()),
+        None => format!("{scheme}://{authority}{path}"),
     }
 }
 
@@ -281,7 +290,20 @@ mod tests {
     #[test]
     fn address_shows_no_password() {
         assert_eq!(without_password("postgres://me:se@cret@host/db"), "postgres://me:…@host/db");
-        assert_eq!(without_password("postgres://host/db"), "postgres://host/db");
+        for (url, shown) in [
+            ("postgres://host/db", "postgres://host/db"),
+            ("postgres://host?password=secret", "postgres://host"),
+            ("postgres://me:secret@one:5433,two/db?sslmode=disable", "postgres://me:…@one:5433,two/db"),
+            ("postgres://host/db?user=me&password=secret@1", "postgres://…"),
+            ("postgres://me:secret/1@host/db", "postgres://…"),
+            ("postgres://me:x@secret?1@host/db", "postgres://…"),
+            ("host=db password=secret://1", "…"),
+        ] {
+            assert_eq!(without_password(url), shown, "{url}");
+        }
+        let url = "postgres://db/t?user=u&password=secret&target_session_attrs=any";
+        let error = Hosts::parse(url).unwrap_err().to_string();
+        assert!(!error.contains("secret") && error.contains("'postgres://db/t'"), "{error}");
         let error = Hosts::parse("mysql://me:secret@host/db").unwrap_err().to_string();
         assert!(!error.contains("secret") && error.contains("postgres://"), "{error}");
     }

@@ -3,7 +3,7 @@
 use super::deletions::seconds_until_removal;
 use super::pool::PgConnection;
 use super::rows::{InsertMode, Rows};
-use super::runs::{RunSummary, by_id, request_id_owner, reserve_request_id, save};
+use super::runs::{RunSummary, by_id, request_id_owner, reserve_request_id, save, stored_run};
 use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store};
@@ -80,6 +80,14 @@ impl Store {
         let mut transaction = self.inner.pool.begin_for_copy().await?;
         let request_id = &document.request.request_id;
         let is_new = request_id_owner(&mut transaction, request_id).await?.is_none();
+        if is_new
+            && let Ok(other) = request_id.parse()
+            && (self.unstored(&Scope::All, other).is_some() || stored_run(&mut transaction, other).await?.is_some())
+        {
+            // Readers would find the other run under this id.
+            transaction.rollback().await?;
+            return Err(IngestError::Conflict { request_id: request_id.clone() });
+        }
         if is_new {
             self.insert_items(&mut transaction, run_id, &document).await?;
         }

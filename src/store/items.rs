@@ -5,7 +5,7 @@ use super::read::{SNAPSHOT, actions, calls, damaged, events, logs};
 use super::runs::{by_id, pack, save_columns};
 use super::scope::covers;
 use super::summary_builder::RunSummaryBuilder;
-use super::{Error, Store};
+use super::{Error, Store, extras};
 use crate::events::{RunId, RunStatus, Scope, TraceItem};
 use crate::trace::document::Numbering;
 use std::iter::Peekable;
@@ -53,6 +53,22 @@ pub struct ItemRange {
 }
 
 impl ItemRange {
+    /// Returns the next page of a run that Thunder records, whose rows are stored in item order. It begins at an event, and
+    /// `numbering` counts the calls, logs and actions of earlier events. Needs no query, unlike [`Store::item_pages`].
+    #[must_use]
+    pub fn following(events: Range<i32>, numbering: Numbering) -> Self {
+        let from = |first: u32| first.cast_signed()..i32::MAX;
+        let Numbering { mod_calls, mod_logs, actions } = numbering;
+        let end = events.end.min(events.start.saturating_add(MAX_PAGE_EVENTS as i32));
+        Self {
+            events: events.start..end,
+            numbering,
+            calls: from(mod_calls),
+            logs: from(mod_logs),
+            actions: from(actions),
+        }
+    }
+
     /// Returns the range of all items.
     fn all() -> Self {
         let [events, calls, logs, actions] = [const { 0..i32::MAX }; 4];
@@ -157,6 +173,7 @@ impl Store {
         let Some(run) = by_id(&mut connection, scope, run_id).await? else { return Ok(None) };
         let finished = run.status != RunStatus::Running;
         let mut summary = RunSummaryBuilder::from_stored(run, None);
+        summary.set_has_specified_actions(extras::read(&mut connection, run_id).await?.specified_actions);
         for item in all_items(&mut connection, run_id).await? {
             summary.apply(&item);
         }

@@ -7,6 +7,7 @@
 //! candidates were checked; its `next` continues there. Neither step reads more than a few thousand runs, and no statement
 //! allows a plan that reads all of them.
 
+mod newer;
 mod search;
 
 use super::filter::{Branch, Filter, SearchPlan};
@@ -65,7 +66,20 @@ impl Store {
     /// # Errors
     /// [`Error::BadFilter`], or the database failed.
     pub async fn runs(&self, scope: &Scope, query: &RunQuery) -> Result<RunPage, Error> {
-        let mut plan = SearchPlan::new(Filter::parse(&query.q, system::now())?);
+        let plan = self.plan(&query.q).await?;
+        let limit = if query.limit == 0 { DEFAULT_PAGE_RUNS } else { query.limit.min(MAX_PAGE_RUNS) } as usize;
+        let Progress { mut ids, searched_until } =
+            self.find_ids(scope, &plan, query.before.map(|run| run.0), limit + 1).await?;
+        let next = if ids.len() > limit { Some(ids[limit - 1]) } else { searched_until };
+        ids.truncate(limit);
+        let read = select_runs!("null::text", "where run_id = any($1) order by run_id desc");
+        let runs = sqlx::query_as(read).bind(ids).fetch_all(&self.inner.pool).await?;
+        Ok(RunPage { runs, next: next.map(RunId) })
+    }
+
+    /// Plans the search for the runs that match a filter.
+    async fn plan(&self, q: &str) -> Result<SearchPlan, Error> {
+        let mut plan = SearchPlan::new(Filter::parse(q, system::now())?);
         if plan.has_models()
             && let Some(models) = self.names("select model_names($1)").await?
         {
@@ -76,14 +90,7 @@ impl Store {
         {
             plan.resolve_mods(&sets);
         }
-        let limit = if query.limit == 0 { DEFAULT_PAGE_RUNS } else { query.limit.min(MAX_PAGE_RUNS) } as usize;
-        let Progress { mut ids, searched_until } =
-            self.find_ids(scope, &plan, query.before.map(|run| run.0), limit + 1).await?;
-        let next = if ids.len() > limit { Some(ids[limit - 1]) } else { searched_until };
-        ids.truncate(limit);
-        let read = select_runs!("null::text", "where run_id = any($1) order by run_id desc");
-        let runs = sqlx::query_as(read).bind(ids).fetch_all(&self.inner.pool).await?;
-        Ok(RunPage { runs, next: next.map(RunId) })
+        Ok(plan)
     }
 
     async fn find_ids(
@@ -97,7 +104,7 @@ impl Store {
         for &branch in plan.branches() {
             branches.push(self.find_in_branch(scope, plan.clone(), branch, before, wanted).await?);
         }
-        Ok(Progress::merge(branches, wanted))
+        Ok(Progress::merge(branches, wanted, Order::NewestFirst))
     }
 
     async fn find_in_branch(
@@ -108,7 +115,7 @@ impl Store {
         before: Option<Uuid>,
         wanted: usize,
     ) -> Result<Progress, Error> {
-        let listing = Listing { scope, plan: &plan, branch, wanted };
+        let listing = Listing { scope, plan: &plan, branch, wanted, order: Order::NewestFirst };
         let mut probed = probe(&self.inner.pool, &listing, before, PROBE_RUNS).await?;
         let missing = wanted.saturating_sub(probed.ids.len());
         let expected = (PROBE_RUNS * missing as i64).checked_div(probed.ids.len() as i64).map(|rows| rows * 5 / 4);
@@ -126,7 +133,7 @@ impl Store {
         }
         let mut transaction = self.inner.pool.begin().await?;
         let frequency = choose_indexes(&mut transaction, &mut plan).await?;
-        let listing = Listing { scope, plan: &plan, branch, wanted };
+        let listing = Listing { scope, plan: &plan, branch, wanted, order: Order::NewestFirst };
         let found = search(&mut transaction, &listing, probed, frequency).await?;
         transaction.rollback().await?;
         Ok(found)
@@ -139,6 +146,30 @@ impl Store {
     }
 }
 
+/// The order in which runs are searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    NewestFirst,
+    OldestFirst,
+}
+
+impl Order {
+    /// Returns the keywords of this order and of the opposite one.
+    const fn keywords(self) -> (&'static str, &'static str) {
+        match self {
+            Self::NewestFirst => ("desc", "asc"),
+            Self::OldestFirst => ("asc", "desc"),
+        }
+    }
+
+    /// Appends ` and …` with the condition of the runs that follow `id`.
+    fn push_following(self, sql: &mut QueryBuilder<Postgres>, id: Option<Uuid>) {
+        if let Some(id) = id {
+            sql.push(if self == Self::NewestFirst { " and run_id < " } else { " and run_id > " }).push_bind(id);
+        }
+    }
+}
+
 /// The search for one page.
 #[derive(Clone, Copy)]
 struct Listing<'f> {
@@ -146,6 +177,7 @@ struct Listing<'f> {
     plan: &'f SearchPlan,
     branch: Branch,
     wanted: usize,
+    order: Order,
 }
 
 impl Listing<'_> {
@@ -157,21 +189,30 @@ impl Listing<'_> {
     }
 }
 
-/// The state of a search from the newest runs to older ones.
+/// The state of a search.
 struct Progress {
-    /// Matches found so far, newest first.
+    /// Matches found so far, in the order of the search.
     ids: Vec<Uuid>,
-    /// The oldest searched id; `None` if all runs were searched.
+    /// The last searched id; `None` if all runs were searched.
     searched_until: Option<Uuid>,
 }
 
 impl Progress {
-    /// Merges searches of different runs. The result is searched down to the highest of their `searched_until`.
-    fn merge(parts: Vec<Self>, wanted: usize) -> Self {
-        let searched_until = parts.iter().filter_map(|part| part.searched_until).max();
+    /// Merges searches of different runs. The result is searched as far as all of them.
+    fn merge(parts: Vec<Self>, wanted: usize, order: Order) -> Self {
+        let ends = parts.iter().filter_map(|part| part.searched_until);
+        let searched_until = if order == Order::NewestFirst { ends.max() } else { ends.min() };
         let mut ids: Vec<Uuid> = parts.into_iter().flat_map(|part| part.ids).collect();
-        ids.retain(|id| searched_until.is_none_or(|until| *id >= until));
-        ids.sort_unstable_by(|a, b| b.cmp(a));
+        match order {
+            Order::NewestFirst => {
+                ids.retain(|id| searched_until.is_none_or(|until| *id >= until));
+                ids.sort_unstable_by(|a, b| b.cmp(a));
+            }
+            Order::OldestFirst => {
+                ids.retain(|id| searched_until.is_none_or(|until| *id <= until));
+                ids.sort_unstable();
+            }
+        }
         ids.truncate(wanted);
         Self { ids, searched_until }
     }
@@ -180,42 +221,39 @@ impl Progress {
 /// The result of [`push_examination`].
 #[derive(sqlx::FromRow)]
 struct Examination {
-    /// Matches, newest first.
+    /// Matches in the order of the search.
     matches: Vec<Uuid>,
     /// Number of candidates.
     candidates: i64,
-    /// The oldest candidate.
-    oldest: Option<Uuid>,
+    /// The last candidate.
+    last: Option<Uuid>,
 }
 
-/// Appends a statement that reads the newest candidates and returns the matches among them as [`Examination`].
+/// Appends a statement that reads the first candidates and returns the matches among them as [`Examination`].
+/// `push_candidates` returns the columns that precede `run_id` in an index, as for an order from the newest runs.
 fn push_examination(
     sql: &mut QueryBuilder<Postgres>,
+    order: Order,
     push_candidates: impl FnOnce(&mut QueryBuilder<Postgres>) -> &'static str,
     max_candidates: i64,
     push_checks: impl FnOnce(&mut QueryBuilder<Postgres>),
     wanted: usize,
 ) {
+    let (forward, backward) = order.keywords();
     sql.push("(with candidates as materialized (select run_id, (true");
     push_checks(sql);
     sql.push(") as matches from (select * from runs where true");
-    let order = push_candidates(sql);
-    sql.push(" order by ").push(order).push("run_id desc limit ").push_bind(max_candidates);
-    sql.push(") as runs) select array(select run_id from candidates where matches order by run_id desc limit ");
-    sql.push_bind(wanted as i64);
+    let columns = push_candidates(sql).replace(" desc", &format!(" {forward}"));
+    sql.push(format_args!(" order by {columns}run_id {forward} limit ")).push_bind(max_candidates);
+    sql.push(") as runs) select array(select run_id from candidates where matches order by run_id ");
+    sql.push(forward).push(" limit ").push_bind(wanted as i64);
     sql.push(") as matches, (select count(*) from candidates) as candidates, ");
-    sql.push("(select run_id from candidates order by run_id limit 1) as oldest)");
+    sql.push(format_args!("(select run_id from candidates order by run_id {backward} limit 1) as last)"));
 }
 
-fn push_before(sql: &mut QueryBuilder<Postgres>, before: Option<Uuid>) {
-    if let Some(before) = before {
-        sql.push(" and run_id < ").push_bind(before);
-    }
-}
-
-/// Examines the newest runs of each part of the plan, about `rows` runs in total.
-async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows: i64) -> Result<Progress, Error> {
-    let Listing { scope, plan, branch, wanted } = *listing;
+/// Examines the first runs that follow `start`, of each part of the plan, about `rows` runs in total.
+async fn probe(pool: &PgPool, listing: &Listing<'_>, start: Option<Uuid>, rows: i64) -> Result<Progress, Error> {
+    let Listing { scope, plan, branch, wanted, order } = *listing;
     let mut parts = Vec::new();
     if branch == Branch::Displaced {
         parts.push((plan.clone(), None, Owner::InScope));
@@ -237,7 +275,7 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows:
         let push_candidates = |sql: &mut QueryBuilder<Postgres>| {
             let by_driver = driver.map(|driver| part.push_driver(driver, sql));
             let by_owner = push_owner(sql, owner);
-            push_before(sql, before);
+            order.push_following(sql, start);
             part.push_branch(branch, sql);
             by_driver.unwrap_or(by_owner)
         };
@@ -246,13 +284,13 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows:
             push_owned(sql, scope);
             part.push_all(sql);
         };
-        push_examination(&mut sql, push_candidates, probed, push_checks, wanted);
+        push_examination(&mut sql, order, push_candidates, probed, push_checks, wanted);
     }
     let examined: Vec<Examination> = sql.build_query_as().fetch_all(pool).await?;
-    // A part with further runs is searched down to its oldest candidate.
+    // A part with further runs is searched down to its last candidate.
     let progress = |part: Examination| Progress {
-        searched_until: part.oldest.filter(|_| part.candidates >= probed),
+        searched_until: part.last.filter(|_| part.candidates >= probed),
         ids: part.matches,
     };
-    Ok(Progress::merge(examined.into_iter().map(progress).collect(), wanted))
+    Ok(Progress::merge(examined.into_iter().map(progress).collect(), wanted, order))
 }

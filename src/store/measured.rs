@@ -96,7 +96,7 @@ pub fn decode(bytes: &[u8]) -> Option<Measurements> {
     measured.after_mods = input.list(Reader::alternative)?;
     measured.after_sampler = input.list(Reader::alternative)?;
     measured.stages =
-        input.list(|input| Some(StageCount { name: input.text()?, left: input.number()?.try_into().ok()? }))?;
+        input.list(|input| Some(StageCount { name: input.text()?.into(), left: input.number()?.try_into().ok()? }))?;
     measured.lens = input.optional(flags & LENS != 0, |input| {
         let layers = input.list(|input| input.number()?.try_into().ok())?;
         let logits = input.list(|input| input.list(Reader::half))?;
@@ -249,7 +249,7 @@ mod tests {
                 tokens: tokens.into_iter()
                     .map(|(token, text, logprob, rank, entropy)| TokenMeasurement { token, text, logprob, rank, entropy })
                     .collect(),
-                stages: stages.into_iter().map(|(name, left)| StageCount { name, left }).collect(),
+                stages: stages.into_iter().map(|(name, left): (String, u32)| StageCount { name: name.into(), left }).collect(),
                 lens: lens.map(|logits| {
                     let round = |logit: f32| LogitLens::round(logit).to_f32();
                     let logits = logits.into_iter().map(|layer| layer.into_iter().map(round).collect()).collect();

@@ -73,7 +73,7 @@ pub use ingest::Ingested;
 pub use items::{ItemPage, ItemRange};
 pub use list::{MAX_PAGE_RUNS, RunPage, RunQuery};
 pub use live::{LiveHub, LiveUpdate, RunChange, RunChanges, RunListUpdate};
-pub use mods::{ModChanges, ModState, ModVersion};
+pub use mods::{ModChanges, ModState, ModVersion, ModVersionInfo};
 pub use notes::{MAX_NOTES, Note};
 pub use read::EndDetails;
 pub use recorder::RecorderMetrics;

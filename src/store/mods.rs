@@ -37,6 +37,19 @@ pub struct ModVersion {
     pub from_file: bool,
 }
 
+/// A [`ModVersion`] without its source.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct ModVersionInfo {
+    /// SHA-256 in hexadecimal, as in [`ModVersion::hash`].
+    pub hash: String,
+    /// Time of the upload, or of the first use of a file.
+    pub created_at: DateTime<Utc>,
+    /// The label of the key that uploaded it, or the name of the file.
+    pub created_by: Option<String>,
+    /// True for a file in a server's mods directory, false for an upload.
+    pub from_file: bool,
+}
+
 /// The current version of a mod, and its enabled state.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct ModState {
@@ -129,16 +142,37 @@ impl Store {
         Ok(version.bind(clean(name)).fetch_optional(&self.inner.pool).await?)
     }
 
-    /// Returns all stored versions of a mod, newest first. Works for removed mods, too.
+    /// Returns all stored versions of a mod without their sources, newest first. Works for removed mods, too.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn mod_versions(&self, name: &str) -> Result<Vec<ModVersion>, Error> {
+    pub async fn mod_versions(&self, name: &str) -> Result<Vec<ModVersionInfo>, Error> {
         let versions = sqlx::query_as(
-            "select name, hash, upload, created_at, created_by, origin = 'file' as from_file
+            "select hash, created_at, created_by, origin = 'file' as from_file
             from mod_versions where name = $1 order by created_at desc, hash",
         );
         Ok(versions.bind(clean(name)).fetch_all(&self.inner.pool).await?)
+    }
+
+    /// Returns a stored version of a mod. Works for removed mods, too.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn mod_version(&self, name: &str, hash: &str) -> Result<Option<ModVersion>, Error> {
+        let version = sqlx::query_as(
+            "select name, hash, upload, created_at, created_by, origin = 'file' as from_file
+            from mod_versions where name = $1 and hash = $2",
+        );
+        Ok(version.bind(clean(name)).bind(clean(hash)).fetch_optional(&self.inner.pool).await?)
+    }
+
+    /// Returns the state of a mod.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn mod_state(&self, name: &str) -> Result<Option<ModState>, Error> {
+        let state = sqlx::query_as("select name, hash, enabled from mods where name = $1");
+        Ok(state.bind(clean(name)).fetch_optional(&self.inner.pool).await?)
     }
 
     /// Returns the states of all mods, ordered by name.

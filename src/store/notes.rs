@@ -3,6 +3,7 @@
 //! The notes of a run are a column of the run, so they belong to its owner and are removed with it. Labels of the run allow
 //! filters to find runs with notes.
 
+use super::read::damaged;
 use super::scope::{owners, visible};
 use super::text::clean;
 use super::{Error, Store};
@@ -54,8 +55,8 @@ impl NoteKind {
 }
 
 impl Store {
-    /// Returns the notes of a run: the one on the run, then those on tokens in their order. Returns `None` for a run outside
-    /// the scope.
+    /// Returns the notes of a run: the one on the run, then those on tokens in their order. Notes that this release cannot
+    /// read are omitted. Returns `None` for a run outside the scope.
     ///
     /// # Errors
     /// The database failed.
@@ -63,14 +64,19 @@ impl Store {
         let read = concat!("select user_notes::text from runs where run_id = $1 and ", visible!(2));
         let stored: Option<Option<String>> =
             sqlx::query_scalar(read).bind(run_id.0).bind(owners(scope)).fetch_optional(&self.inner.pool).await?;
-        Ok(stored.map(|text| parse(text.as_deref())))
+        Ok(stored.map(|text| {
+            parse(text.as_deref()).unwrap_or_else(|error| {
+                tracing::warn!(run.id = %run_id, %error, "notes cannot be read");
+                Vec::new()
+            })
+        }))
     }
 
     /// Changes the note on a run or on a token, or removes it if the text is empty. Returns all notes of the run; `None` for a
     /// run outside the scope.
     ///
     /// # Errors
-    /// [`Error::TooManyNotes`], or the database failed.
+    /// [`Error::TooManyNotes`], [`Error::Damaged`] if the stored notes cannot be read, or the database failed.
     pub async fn set_note(
         &self,
         scope: &Scope,
@@ -85,7 +91,8 @@ impl Store {
         let stored: Option<Option<String>> =
             sqlx::query_scalar(read).bind(run_id.0).bind(owners(scope)).fetch_optional(&mut *transaction).await?;
         let Some(stored) = stored else { return Ok(None) };
-        let mut notes = parse(stored.as_deref());
+        // Other notes that cannot be read would be lost.
+        let mut notes = parse(stored.as_deref()).map_err(|error| damaged(run_id, format!("its notes: {error}")))?;
         notes.retain(|note| note.position != position);
         if !text.is_empty() {
             let (text, user_label) = (clean(text).into_owned(), user_label.map(|label| clean(label).into_owned()));
@@ -112,7 +119,31 @@ impl Store {
     }
 }
 
-/// Parses the stored notes. A value that a newer release wrote in another form counts as none.
-fn parse(stored: Option<&str>) -> Vec<Note> {
-    stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+/// Parses the stored notes. A newer release may have written them in another form.
+fn parse(stored: Option<&str>) -> serde_json::Result<Vec<Note>> {
+    stored.map_or(Ok(Vec::new()), serde_json::from_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::test_store::{self, INSERT_RUNS};
+
+    #[tokio::test]
+    async fn change_keeps_notes_that_cannot_be_read() {
+        let (_folder, store) = test_store::open().await;
+        sqlx::query(INSERT_RUNS).bind(1).bind(1).execute(&store.inner.pool).await.unwrap();
+        let run: RunId = sqlx::query_scalar("update runs set user_notes = '{\"v\":2}' returning run_id")
+            .fetch_one(&store.inner.pool)
+            .await
+            .map(RunId)
+            .unwrap();
+        let change = store.set_note(&Scope::All, run, None, "new", None, crate::events::system::now()).await;
+        assert!(matches!(change, Err(Error::Damaged { .. })), "{change:?}");
+        assert_eq!(store.notes(&Scope::All, run).await.unwrap(), Some(Vec::new()));
+        let stored: String =
+            sqlx::query_scalar("select user_notes::text from runs").fetch_one(&store.inner.pool).await.unwrap();
+        assert_eq!(stored, "{\"v\":2}");
+        store.close().await;
+    }
 }

@@ -118,6 +118,7 @@ impl RunSummaryBuilder {
         summary.mod_text.clone_from(&meta.mod_text);
         summary.prompt_preview = truncate(meta.extras.user_prompt.as_deref().unwrap_or_default(), MAX_PREVIEW_CHARS);
         let mut builder = Self { ingested: true, reported: meta.extras.clone(), ..Self::from_stored(summary, None) };
+        builder.fold.set_has_specified_actions(meta.extras.specified_actions);
         if let Some(details) = &meta.extras.thunder_run {
             builder.set_details(details);
         }
@@ -154,6 +155,11 @@ impl RunSummaryBuilder {
             ingested: false,
             usage: None,
         }
+    }
+
+    /// Sets [`RequestExtras::specified_actions`] of a stored run.
+    pub fn set_has_specified_actions(&mut self, has_specified_actions: bool) {
+        self.fold.set_has_specified_actions(has_specified_actions);
     }
 
     /// Sets whether the run has stored attention, for items that were read without it.
@@ -286,19 +292,15 @@ impl RunSummaryBuilder {
     }
 
     fn add_error(&mut self, source: &str, message: &str) {
-        if self.error_text.len() < MAX_ERROR_CHARS {
-            self.error_text.push_str(&truncate(&format!("{source}: {message}\n"), MAX_ERROR_CHARS));
+        let left = MAX_ERROR_CHARS.saturating_sub(self.error_text.chars().count());
+        if left > 0 {
+            self.error_text.push_str(&truncate(&format!("{source}: {message}\n"), left));
         }
     }
 
     fn searchable(&self, answer: &str) -> String {
-        let mut text = String::new();
-        for row in self.fold.rows().iter().filter(|row| row.flags & flags::PROMPT != 0) {
-            if text.len() > MAX_SEARCH_CHARS {
-                break;
-            }
-            text.push_str(&row.text);
-        }
+        let prompt_rows = self.fold.rows().iter().filter(|row| row.flags & flags::PROMPT != 0);
+        let mut text: String = prompt_rows.flat_map(|row| row.text.chars()).take(MAX_SEARCH_CHARS).collect();
         if text.is_empty() {
             let reported = [&self.reported.system_prompt, &self.reported.user_prompt].map(Option::as_deref);
             match reported {
@@ -309,7 +311,7 @@ impl RunSummaryBuilder {
                 }),
             }
         }
-        index_text(&format!("{}\n{}", truncate(&text, MAX_SEARCH_CHARS), truncate(answer, MAX_SEARCH_CHARS)))
+        index_text(&format!("{text}\n{}", truncate(answer, MAX_SEARCH_CHARS)))
     }
 }
 

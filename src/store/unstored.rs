@@ -47,6 +47,14 @@ impl Store {
         self.inner.unstored.get(scope, run_id)
     }
 
+    /// Returns the runs that this server records and that have not ended, with this `run_id` or `request_id`, as far as
+    /// the scope covers them. Reads no rows.
+    #[must_use]
+    pub fn recorded_here(&self, scope: &Scope, id_or_request_id: &str) -> Vec<RunId> {
+        let runs = self.inner.unstored.find(scope, id_or_request_id);
+        runs.into_iter().filter(|run| !run.is_over()).map(|run| run.run_id).collect()
+    }
+
     /// Asks the recorder to store everything it has received. Returns false if that fails.
     async fn flush(&self) -> bool {
         let flushes = match &*self.inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -55,7 +55,7 @@ pub(super) async fn page(
 ) -> Response {
     let both = async {
         if params.a.is_empty() || params.b.is_empty() {
-            return Err(ApiError::bad_request("a comparison requires two runs: /compare?a=…&b=…"));
+            return Err(ApiError::bad_request("a comparison requires two runs; open /compare?a=…&b=… with their ids"));
         }
         Ok((app.find_run(&scope, &params.a).await?, app.find_run(&scope, &params.b).await?))
     };

@@ -1,10 +1,10 @@
 //! The form that starts an experiment.
 
-use super::shell::{Shell, curl_post, encoded, key_variable, render};
+use super::shell::{Shell, curl_post, key_variable, render};
 use crate::config::SecurityConfig;
 use crate::mods::ModDescription;
 use crate::server::mods::require_upload_rights;
-use crate::server::{App, Caller};
+use crate::server::{App, Caller, encode_component};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -33,7 +33,7 @@ struct ModView {
 impl From<ModDescription> for ModView {
     fn from(known: ModDescription) -> Self {
         Self {
-            href: format!("/mods/{}", encoded(&known.name)),
+            href: format!("/mods/{}", encode_component(&known.name)),
             name: known.name,
             description: known.description,
             config: if known.config.is_null() { String::new() } else { known.config.to_string() },

@@ -68,9 +68,10 @@ const fn state_name(state: ExperimentState) -> &'static str {
     }
 }
 
-/// Formats a mean with two decimals.
+/// Formats a mean with two decimals, and a minus sign that has the width of a digit unless it is rounded to zero.
 pub(super) fn number(value: f64) -> String {
-    format!("{value:.2}")
+    let text = format!("{value:.2}");
+    if text == "-0.00" { "0.00".to_owned() } else { text.replace('-', "−") }
 }
 
 /// `GET /experiments`: renders the page; with `X-Fragment: list` only the list.

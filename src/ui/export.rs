@@ -34,6 +34,8 @@ struct ExportPage {
     script: String,
     /// Base64 of the run's items: gzipped lines of JSON.
     items: String,
+    /// True if the actions of the items do not have Quote's form.
+    has_specified_actions: bool,
 }
 
 /// `GET /runs/{id}/export.html`: returns the run as one file.
@@ -44,6 +46,7 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, Path(id): Path<St
 async fn file(app: &App, scope: &Scope, id: &str) -> Result<Response, ApiError> {
     let run = app.find_run(scope, id).await?;
     let lines = lines(app, scope, run.run_id).await?;
+    let has_specified_actions = app.store()?.reported(scope, run.run_id).await?.request.specified_actions;
     let html = tokio::task::spawn_blocking(move || {
         let (style, script) = (STYLE_SHEETS.map(assets::text).concat(), bundle::script("replay/exported-page.js"));
         let policy = format!(
@@ -54,7 +57,8 @@ async fn file(app: &App, scope: &Scope, id: &str) -> Result<Response, ApiError> 
         let view = RunSummaryView::new(&run, "");
         let pane = Pane { run_id: view.id.clone(), status: view.status, ..Pane::default() };
         let items = STANDARD.encode(compress(&lines)?);
-        let page = ExportPage { banners: banners(&run), run: view, pane, policy, style, script, items };
+        let page =
+            ExportPage { banners: banners(&run), run: view, pane, policy, style, script, items, has_specified_actions };
         page.render().map_err(ApiError::internal)
     });
     let html = html.await.map_err(ApiError::internal)??;

@@ -1,8 +1,8 @@
 //! The list of mods: versions, origin, cost and problems.
 
-use super::shell::{Shell, TimeView, duration, encoded, render, runs_href};
+use super::shell::{Shell, TimeView, duration, render, runs_href};
 use crate::mods::{ModInfo, ModOrigin, ModProblem};
-use crate::server::{App, Caller};
+use crate::server::{App, Caller, encode_component};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -94,9 +94,9 @@ impl From<ModInfo> for ModRow {
         let by = current.registered_by.unwrap_or_default();
         let failure = stats.last_failure;
         Self {
-            href: format!("/mods/{}", encoded(&description.name)),
+            href: format!("/mods/{}", encode_component(&description.name)),
             runs_href: runs_href(&format!("mod:{}", description.name)),
-            try_href: format!("/playground?mod={}", encoded(&description.name)),
+            try_href: format!("/playground?mod={}", encode_component(&description.name)),
             fields: fields(&description.schema),
             documentation: description.documentation,
             from: match current.origin {

@@ -86,8 +86,8 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
         Err(error) if engines.is_empty() => super::error::sentence(&error.problem().detail),
         _ => String::new(),
     };
-    let lens_problem = match engines.iter().find(|engine| engine.lens().is_ok()).or(engines.first()) {
-        Some(engine) => engine.lens().err().map(|error| error.to_string()).unwrap_or_default(),
+    let lens_problem = match engines.iter().find(|engine| engine.check_lens().is_ok()).or(engines.first()) {
+        Some(engine) => engine.check_lens().err().map(|error| error.to_string()).unwrap_or_default(),
         None => not_ready.clone(),
     };
     let credentials = app.credentials();

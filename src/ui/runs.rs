@@ -2,11 +2,11 @@
 
 use super::error;
 use super::run::RunSummaryView;
-use super::shell::{Shell, curl_chat, curl_post, encoded, key_variable, render, runs_href};
+use super::shell::{Shell, curl_chat, curl_post, key_variable, render, runs_href};
 use crate::config::SecurityConfig;
 use crate::events::{RunId, Scope};
 use crate::server::base;
-use crate::server::{App, Caller};
+use crate::server::{App, Caller, encode_component};
 use crate::store::{BadFilter, Error, RunPage, RunQuery, RunSummary, SavedFilter};
 use askama::Template;
 use axum::extract::{Query, State};
@@ -219,7 +219,7 @@ fn term_views(q: &str) -> Vec<TermView> {
 }
 
 /// Returns the runs of a page with those of a family together, at the place of its newest run: the original first, if the
-/// page has it, then its forks.
+/// page has it, then its forks. Forks are branches if the page has their original.
 fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunSummaryView> {
     let parents: HashMap<RunId, RunId> =
         runs.iter().filter_map(|run| Some((run.run_id, run.parent.as_ref()?.run_id))).collect();
@@ -236,9 +236,10 @@ fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunSummaryView> {
     }
     let members = families.into_iter().flat_map(|(origin, mut members)| {
         members.sort_by_key(|run| run.run_id != origin);
-        members.into_iter().enumerate()
+        let has_origin = members.first().is_some_and(|run| run.run_id == origin);
+        members.into_iter().map(move |run| (has_origin && run.run_id != origin, run))
     });
-    members.map(|(at, run)| RunSummaryView { is_branch: at > 0, ..RunSummaryView::new(run, q) }).collect()
+    members.map(|(is_branch, run)| RunSummaryView { is_branch, ..RunSummaryView::new(run, q) }).collect()
 }
 
 /// Returns the variable of the environment with the key that permits sending traces; empty if none is needed.
@@ -272,7 +273,7 @@ impl List {
         let next = page.as_ref().and_then(|page| page.next);
         let older_href = next.map_or_else(String::new, |before| match q.as_str() {
             "" => format!("/runs?before={before}"),
-            q => format!("/runs?q={}&before={before}", encoded(q)),
+            q => format!("/runs?q={}&before={before}", encode_component(q)),
         });
         Self {
             filter_error,
@@ -329,7 +330,7 @@ mod tests {
         // Newest first. The original of 7 and 4 is on another page.
         let runs = [run(9, Some(5)), run(8, None), run(7, Some(1)), run(6, Some(9)), run(5, None), run(4, Some(1))];
         let shown: Vec<_> = by_family(&runs, "").into_iter().map(|run| (run.id, run.is_branch)).collect();
-        let expected = [(5, false), (9, true), (6, true), (8, false), (7, false), (4, true)];
+        let expected = [(5, false), (9, true), (6, true), (8, false), (7, false), (4, false)];
         assert_eq!(shown, expected.map(|(number, is_branch)| (id(number).to_string(), is_branch)));
     }
 

@@ -2,12 +2,11 @@
 
 use super::assets;
 use crate::config::SecurityConfig;
-use crate::server::{ApiError, base, login};
+use crate::server::{ApiError, base, encode_component, login};
 use askama::Template;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use chrono::{DateTime, Utc};
-use std::fmt::Write as _;
 
 /// The fields of `base.html`.
 pub(super) struct Shell {
@@ -50,23 +49,9 @@ fn theme(headers: &HeaderMap) -> &'static str {
     }
 }
 
-/// Encodes a text for a URL's query or path.
-pub(super) fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a String cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
-}
-
 /// Returns the URL of the run list with a filter.
 pub(super) fn runs_href(q: &str) -> String {
-    if q.is_empty() { "/runs".to_owned() } else { format!("/runs?q={}", encoded(q)) }
+    if q.is_empty() { "/runs".to_owned() } else { format!("/runs?q={}", encode_component(q)) }
 }
 
 /// A time for machines and for people.
@@ -133,7 +118,7 @@ pub(super) fn curl_chat(headers: &HeaderMap, security: &SecurityConfig, model: O
 
 #[cfg(test)]
 mod tests {
-    use super::{Shell, curl_chat, duration, encoded, origin};
+    use super::{Shell, curl_chat, duration, origin};
     use crate::config::{KeyHash, SecurityConfig};
     use axum::http::HeaderMap;
 
@@ -148,8 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_survive_any_text() {
-        assert_eq!(encoded("a b&c=\"é\"/"), "a%20b%26c%3D%22%C3%A9%22%2F");
+    fn origin_has_the_scheme_and_the_host() {
         let mut headers = HeaderMap::new();
         headers.insert("host", "thunder.test:8080".parse().unwrap());
         assert_eq!(origin(&headers), "http://thunder.test:8080");

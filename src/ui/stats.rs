@@ -3,10 +3,10 @@
 mod calls;
 
 use super::error;
-use super::shell::{Shell, encoded, render, runs_href};
+use super::shell::{Shell, render, runs_href};
 use crate::config::SecurityConfig;
 use crate::events::{Scope, system};
-use crate::server::App;
+use crate::server::{App, encode_component};
 use crate::store::{
     GroupStatistics, MAX_STATISTICS_DAYS, ModStatistics, ModelStatistics, Statistics, StatisticsQuery, StatisticsUnit,
     TimeStep,
@@ -175,7 +175,12 @@ impl StatsPage {
                 .into_iter()
                 .map(|(name, one)| Span {
                     name,
-                    href: format!("/stats?days={}&model={}&mod={}", span(one), encoded(&model), encoded(&used_mod)),
+                    href: format!(
+                        "/stats?days={}&model={}&mod={}",
+                        span(one),
+                        encode_component(&model),
+                        encode_component(&used_mod)
+                    ),
                     current: one == days,
                 })
                 .collect(),

@@ -24,7 +24,7 @@ const sizes = (process.argv[3] ?? '2000,10000,100000').split(',').filter(Number)
 const slowdowns = (process.env.SLOWDOWNS ?? '1,4').split(',').map(Number);
 const parts = (process.env.PARTS ?? 'replay,comparison,attention').split(',');
 const servers = [['', URL_], ...(process.env.BASELINE_URL ? [['before', process.env.BASELINE_URL]] : [])];
-const HTTP = { 'content-type': 'application/json', 'x-requested-by': 'bench' };
+const HTTP = { 'content-type': 'application/json' };
 const browser = await launch();
 
 /** Runs in the page before its scripts. */

@@ -39,6 +39,21 @@ test('run list is loaded again when Back restores it without its connection', as
   await page.waitForSelector('.dot.on');
 });
 
+test('Back returns to the view before, and to the row of the opened run', async () => {
+  await storedRun();
+  const page = await open(`/runs?${new URLSearchParams({ q: `request:${requestId}` })}`);
+  await page.click('.views a >> text=Backtracked');
+  await page.waitForURL(/q=backtracks/);
+  await page.goBack();
+  await page.waitForURL(/q=request/);
+  await eventually.equal(() => page.inputValue('#q'), `request:${requestId}`);
+  await eventually.equal(() => page.locator('.run').count(), 1);
+  await page.click('[data-row]');
+  await page.waitForURL(/\/runs\/[0-9a-f-]+/);
+  await page.goBack();
+  await page.waitForFunction(() => document.activeElement.matches('[data-row]'));
+});
+
 test('keyboard moves through the run list and opens a run', async () => {
   await storedRun();
   const page = await open(`/runs?q=request:${requestId}`);

@@ -236,7 +236,7 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   await page.click('.cm-content');
   await page.keyboard.press('Control+z');
   await page.waitForFunction(() => document.querySelector('.cm-content').textContent.includes('second'));
-  const answer = await page.evaluate(async (used) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, mods: [used] }) })).json(), mod);
+  const answer = await page.evaluate(async (used) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, mods: [used] }) })).json(), mod);
   assert.equal(answer.choices[0].text, 'first', 'the saved version is used');
   await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
 });
@@ -303,7 +303,7 @@ test('mod is removed on its page', { skip }, async () => {
 
 test('mod is disabled on its page and enabled in the list', { skip }, async () => {
   const page = await open('/mods/log-top', { expected: (what) => what.startsWith('400') });
-  const status = () => page.evaluate(async () => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 1, mods: ['log-top'] }) })).status);
+  const status = () => page.evaluate(async () => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 1, mods: ['log-top'] }) })).status);
   assert.equal(await status(), 200);
   await Promise.all([page.waitForNavigation(), page.click('button:has-text("Disable")')]);
   await eventually.match(() => page.textContent('.facts'), /disabled/);
@@ -358,7 +358,7 @@ test('dry run shows what the edited mod would do, on a phone', { skip }, async (
   await page.fill('[name=name]', mod);
   await write(page, forcedAnswer('dry'));
   const id = `dry-${Date.now()}`;
-  const made = await page.evaluate(async (request_id) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, request_id }) })).status, id);
+  const made = await page.evaluate(async (request_id) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, request_id }) })).status, id);
   assert.equal(made, 200);
   // The answer may arrive before the run is stored.
   await page.waitForFunction(async (id) => (await (await fetch(`/api/v1/runs?q=request:${id}`)).json()).runs.length === 1, id);

@@ -3,7 +3,8 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { open, eventually, expectAccessible } from './browser.mjs';
-import { URL_, post, json, generate } from './server.mjs';
+import { URL_, post, json, generate, ingest } from './server.mjs';
+import { document as sample } from './document.mjs';
 
 const mark = `e${Date.now()}`;
 
@@ -211,4 +212,17 @@ test('statistics link the call time of a mod to its runs', async () => {
   await eventually.match(() => chart.locator('a').last().getAttribute('aria-label'), /: total .*, calls \d+, mean .*, slowest /);
   await page.goto(URL_ + await chart.locator('a').last().getAttribute('href'));
   await page.waitForSelector(`[data-run="${run}"]`);
+});
+
+test('statistics of a mod with a long name fit on a phone', async () => {
+  const name = mark.padEnd(64, 'm');
+  const trace = sample(`${mark}-long-name`);
+  for (const call of [...trace.mod_calls, ...trace.mod_logs]) call.mod_name = name;
+  await ingest(trace);
+  const width = 375;
+  const page = await open(`/stats?days=1&mod=${name}`, { width, height: 740 });
+  await eventually.deepEqual(() => page.locator('.charts.calls figure b').allTextContents(), [name]);
+  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), width);
+  const runs = await page.locator('[aria-label="Mods"] tr', { has: page.getByRole('link', { name }) }).locator('td').first().boundingBox();
+  assert.ok(runs.x + runs.width <= width, `the number of runs is beside the name: ${runs.x} ${runs.width}`);
 });

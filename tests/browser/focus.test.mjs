@@ -103,6 +103,33 @@ test('keys scroll a region that has the focus, if it has more content on that ax
   await eventually.match(() => where(page), /event end/);
 });
 
+test('Space selects the focused color, and plays if that is selected', async () => {
+  const page = await open(`/runs/${await store('colors')}?at=1`);
+  await ready(page);
+  const isPlaying = () => page.getAttribute('[data-action=play]', 'aria-pressed');
+  const rank = '[data-colors] input[value=rank]';
+  await page.focus(rank);
+  await page.keyboard.press(' ');
+  await eventually.equal(() => page.isChecked(rank), true);
+  assert.equal(await isPlaying(), 'false');
+  assert.match(await where(page), /event 1 /);
+  await page.keyboard.press(' ');
+  await eventually.doesNotMatch(() => where(page), /event 1 /);
+  assert.equal(await page.isChecked(rank), true);
+});
+
+test('branches are visible at all widths', async () => {
+  const id = await store('branches');
+  for (const width of [1280, 1000, 700]) {
+    const page = await open(`/runs/${id}`, { width });
+    await eventually.match(() => page.textContent('.branch-list'), /cannot be forked/);
+    const [tree, list] = await Promise.all(['.branch-tree', '.branch-list'].map((selector) => page.locator(selector).boundingBox()));
+    assert.ok(list.height > 10 && list.y + list.height <= tree.y + tree.height + 1, `${width}: ${JSON.stringify([tree, list])}`);
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), width);
+    await page.context().close();
+  }
+});
+
 test('dialogs are opened once, however often their key is pressed', async () => {
   const page = await open(`/runs/${await store('dialogs')}`);
   await ready(page);

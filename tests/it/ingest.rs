@@ -90,6 +90,18 @@ async fn sample_payload_returns_201_without_body() {
 }
 
 #[tokio::test]
+async fn floats_keep_their_last_digit() {
+    let server = server().await;
+    let mut payload = sample("last-digits");
+    payload["request"]["temperature"] = json!(123_456_789.123_456_79);
+    payload["mod_calls"][0]["execution_time_ms"] = json!(94.527_069_555_392_23);
+    assert_eq!(server.post("/ingest", &payload).await.0, 201);
+    let (_, run) = server.get("/api/v1/runs/last-digits").await;
+    assert_eq!(run["request"]["temperature"], payload["request"]["temperature"]);
+    assert_eq!(run["mod_calls"][0]["execution_time_ms"], payload["mod_calls"][0]["execution_time_ms"]);
+}
+
+#[tokio::test]
 async fn repeated_document_returns_201_and_different_one_conflicts() {
     let server = server().await;
     let payload = sample("again");
@@ -210,6 +222,28 @@ async fn invalid_document_error_has_json_path() {
     "#);
     let (status, _) = server().await.get("/api/v1/runs/wrong").await;
     assert_eq!(status, 404, "no row of an invalid document is stored");
+}
+
+#[tokio::test]
+async fn request_id_that_would_not_lead_to_the_run_is_rejected() {
+    let server = server().await;
+    insta::assert_json_snapshot!(problem(&sample("live").to_string()).await, @r#"
+    {
+      "type": "/problems/bad-request",
+      "title": "Bad Request",
+      "status": 400,
+      "detail": "expected another id, because the API has a route of this name, got \"live\"",
+      "pointer": "$.request.request_id"
+    }
+    "#);
+    let (status, error) = server.post("/v1/completions", &json!({"prompt": "a", "request_id": "tags"})).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("request_id")), "{error}");
+    assert_eq!(post(server, sample("first").to_string().into(), &[]).await.status(), 201);
+    let (_, first) = server.get("/api/v1/runs/first").await;
+    let run_id = first["run"]["run_id"].as_str().unwrap();
+    assert_eq!(post(server, sample(run_id).to_string().into(), &[]).await.status(), 409);
+    let (_, found) = server.get(&format!("/api/v1/runs/{run_id}")).await;
+    assert_eq!(found["run"]["request_id"], "first");
 }
 
 #[tokio::test]

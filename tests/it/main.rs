@@ -12,6 +12,7 @@ mod cli;
 mod closed_pipes;
 mod connections;
 mod constraints;
+mod damaged_models;
 mod database;
 mod db_command;
 mod deletions;

@@ -126,7 +126,7 @@ async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
     server.answer("/sessions/7?action=save&slot=0", &json!({})).await;
     // Read-only requests load nothing, and loaded models stay loaded.
     assert_eq!(server.get("/sessions?model=two").await, (200, json!([])));
-    for path in ["/props", "/slots", "/lora-adapters", "/tokenizer_info", "/v1/slots/0/info", "/api/v1/model/info"] {
+    for path in ["/props", "/slots", "/lora-adapters", "/tokenizer_info", "/v1/slots/0/info"] {
         let (code, answer) = server.get(&format!("{path}?model=two")).await;
         assert_eq!(code, 400, "{path}: {answer}");
     }

@@ -76,6 +76,29 @@ async fn differing_final_text_is_noted_and_shown() {
 }
 
 #[tokio::test]
+async fn actions_with_specified_fields_do_not_have_the_form_of_quote() {
+    let server = server().await;
+    let document = json!({
+        "request": {"request_id": "quote-names"},
+        "events": [{"event_type": "Added", "step": 1, "sequence_order": 0, "added_tokens": [5], "added_token_count": 1}],
+        "mod_calls": [{"event_sequence_order": 0, "mod_name": "m", "event_type": "Added", "step": 1}],
+        "actions": [{"mod_call_sequence": 0, "action_type": "Backtrack", "action_order": 0, "backtrack_steps": 1,
+                     "details": {"backtrack_steps": 1}}]});
+    assert_eq!(server.post("/ingest", &document).await.0, 201);
+    let (_, run) = server.get("/api/v1/runs/quote-names").await;
+    assert_eq!((&run["run"]["backtracked"], &run["actions"]), (&json!(1), &document["actions"]));
+    assert_eq!(server.post("/ingest", &run).await.0, 201, "the export is the same document");
+    let mut quote = trace("quote Backtrack at Added");
+    quote["request"]["request_id"] = json!("quote-page");
+    assert_eq!(server.post("/ingest", &quote).await.0, 201);
+    // The exported page replays the events itself.
+    for (id, is_specified) in [("quote-names", true), ("quote-page", false)] {
+        let html = page(server, &format!("/runs/{id}/export.html")).await;
+        assert_eq!(html.contains("data-items data-specified-actions>"), is_specified, "{id}");
+    }
+}
+
+#[tokio::test]
 async fn nul_characters_are_replaced_and_noted() {
     let server = server().await;
     let mut trace = trace("quote end of generation");

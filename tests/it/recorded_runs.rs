@@ -102,6 +102,22 @@ async fn read_of_finished_run_waits_for_a_slow_database() {
 }
 
 #[tokio::test]
+async fn run_is_cancelled_while_the_database_does_not_respond() {
+    let (server, _guard) = server_with_lockable_database().await;
+    let mut blocker = PgConnection::connect(&server.database_url()).await.unwrap();
+    let mut lock = blocker.begin().await.unwrap();
+    sqlx::query("lock table runs in access exclusive mode").execute(&mut *lock).await.unwrap();
+    let body = completion_request(&json!({"stream": true, "max_tokens": 4000, "ignore_eos": true}));
+    let stream = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    let id = stream.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+    let (status, answer) = server.post(&format!("/api/v1/runs/{id}/cancel"), &json!({})).await;
+    assert_eq!((status, &answer["run_id"]), (202, &json!(id)), "{answer}");
+    stream.bytes().await.unwrap();
+    lock.rollback().await.unwrap();
+    assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
+}
+
+#[tokio::test]
 async fn request_id_is_unique_while_the_database_is_slow() {
     let (server, _guard) = server_with_lockable_database().await;
     let id = format!("slow-{}", RunId::now());

@@ -258,6 +258,24 @@ async fn mods_directory_is_watched() {
 }
 
 #[tokio::test]
+async fn upload_whose_name_is_taken_during_its_import_is_not_stored() {
+    let mods = folder();
+    let server = Server::start(&[&UPLOAD_FLAGS[..], &["--mods-dir", mods.to_str().unwrap()]].concat());
+    server.wait_ready().await;
+    let source = forced_answer("late", "upload");
+    let body = json!({"name": "late", "source": format!("import time\n\ntime.sleep(4)\n{source}")});
+    let begun = Instant::now();
+    let (uploaded, ()) = tokio::join!(upload(&server, &body), async {
+        write(&mods, "late.py", &forced_answer("late", "file"));
+        wait_for_mod(&server, MOD_KEY, "late", |status, _| status == 200).await;
+    });
+    assert!(begun.elapsed() >= Duration::from_secs(4), "the name was taken before the import");
+    assert_eq!((uploaded.0, &uploaded.1["pointer"]), (409, &json!("name")), "{}", uploaded.1);
+    let (_, shown) = server.send(MOD_KEY, Method::GET, "/v1/mods/late/versions", None).await;
+    assert!(shown["versions"].as_array().unwrap().iter().all(|version| version["origin"] == "file"), "{shown}");
+}
+
+#[tokio::test]
 async fn mod_disabled_during_a_run_is_no_longer_called() {
     let mods = folder();
     let slow = "import time\nfrom thunder_mods import Added, mod\n\n\n@mod(events=[Added])\ndef slow(event, actions):\n    \

@@ -11,6 +11,13 @@ test('template text is attributed to its message', () => {
   assert.equal(rolesOf(2, undefined, []).length, 2);
 });
 
+test('template text of several lines between messages has its own role', () => {
+  const texts = ['<s>', 'user', '\n', 'Hi', '<e>', '\n', '<s>', 'assistant', '\n', '<call>', '\n', '<e>', '\n', '<s>', 'tool', '\n', '\n', '21', '<e>', '\n', '<s>', 'assistant', '\n', '<think>', '\n'];
+  const spans = [[0, 3, 'template'], [3, 4, 'user'], [4, 17, 'template'], [17, 18, 'tool'], [18, 25, 'template']].map(([start, end, role]) => ({ role, start, end }));
+  const roles = rolesOf(texts.length, spans, texts).map((r) => r.role);
+  assert.deepEqual(roles, [...Array(6).fill('user'), ...Array(7).fill('template'), ...Array(7).fill('tool'), ...Array(5).fill('answer')]);
+});
+
 test('a block ends after a line, a sentence or the maximum of rows', () => {
   assert.equal(mayEndBlock(100, '\n'), false);
   assert.equal(mayEndBlock(128, 'x\n'), true);

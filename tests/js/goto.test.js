@@ -11,6 +11,9 @@ test('command field finds events, tokens, runs, pages and searches', () => {
   assert.equal(destination('12', false).href, '/runs?q=12');
   assert.equal(destination(id, true).href, `/runs/${id}`);
   assert.equal(destination('Mods', false).href, '/mods');
+  assert.equal(destination('statistics', false).href, '/stats');
+  assert.equal(destination('api', false).href, '/docs/reference');
+  assert.equal(destination('constructor', false).label, 'search runs');
   assert.equal(destination('model:demo "a b"', true).href, '/runs?q=model%3Ademo+%22a+b%22');
   assert.equal(destination('  ', true), null);
 });

@@ -74,7 +74,7 @@ test('generation shows its run and its end', async (t) => {
 
 test('errors of a generation are shown, unless it was stopped', async (t) => {
   const { generation, calls } = recordedGeneration();
-  respond(t, async () => new Response('data: {"error": {"message": "The model failed."}}\n'));
+  respond(t, async () => new Response('data: {"error": {"message": "The model failed."}}\n\n'));
   await generation.start({ path: '/v1/completions', body: {} });
   assert.deepEqual(calls.slice(-3), [['status', ''], ['problem', 'The model failed.'], ['busy', false]]);
   t.mock.method(globalThis, 'fetch', (_, { signal }) => new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason))));

@@ -19,10 +19,11 @@ pub(crate) fn describe() -> SocketDescription {
             With attention_encoding \"binary\" in JSON a token is a binary frame: little-endian u32 length of the \
             header; the header, which is the token message without data, padded with spaces so that the values start \
             at a multiple of 8 bytes; the little-endian values. Index i of a row is token i of the sequence: \
-            input_ids, then the answer. The row of the k-th new token has len(input_ids) + k values, and the values \
-            of each head sum to 1 (less in models with attention sinks). ?compression=off in the URL disables \
-            compression for clients that always offer permessage-deflate. A client that stops reading pauses its own \
-            runs; a disconnect ends them.",
+            input_ids, then the answer. The row of the k-th new token, from k = 0, has len(input_ids) + k values, \
+            unless a mod changes the prompt or tokens are removed from a full context. The values of each head sum to \
+            1 (less in models with attention sinks). ?compression=off in the URL disables compression for clients \
+            that always offer permessage-deflate. A client that stops reading pauses its own runs; a disconnect ends \
+            them.",
         client: vec![
             MessageDescription::typed::<GenerateAttention>("generate", "Starts a request."),
             MessageDescription::typed::<CancelAttention>("cancel", "Ends a request."),

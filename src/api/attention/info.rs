@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
+/// llama.cpp's prefix of a type that the file does not state.
+const GUESSED: &str = "(guessed) ";
+
 /// Query parameters of the model information.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -51,7 +54,8 @@ pub struct ModelInfo {
     special_tokens: Map<String, Value>,
     /// The chat template in Jinja.
     chat_template: Option<String>,
-    /// llama.cpp's name of the type of the weights, e.g. `F16` or `Q4_K - Medium`.
+    /// llama.cpp's name of the type of the weights, e.g. `F16` or `Q4_K - Medium`. If the file does not state it, the
+    /// type of most tensors.
     torch_dtype: String,
     /// Maximum tokens of one request, prompt and answer together.
     context_length: u32,
@@ -65,17 +69,18 @@ pub struct ModelInfo {
     attention_sinks: bool,
 }
 
-/// Returns the properties of a model.
+/// Returns the properties of a model. Loads it if a generation request would load it.
 #[utoipa::path(get, path = "/api/v1/model/info", tag = "attention", params(ModelInfoParams), responses(
     (status = 200, body = ModelInfo),
-    (status = 400, description = "A query parameter is invalid; the message names it"),
-    (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
+    (status = 400, description = "A query parameter is invalid; the message names it. `NO_MODEL`: the model is not loaded, \
+        and requests do not load it"),
+    (status = 503, description = "`NO_MODEL`: no model is available, or it is being unloaded or could not be loaded")))]
 pub(super) async fn show(
     State(app): State<App>,
     query: Result<Query<ModelInfoParams>, ApiError>,
 ) -> Result<Json<ModelInfo>, AttentionError> {
     let Query(query) = query?;
-    let loaded = app.get_or_wake(query.model.as_deref()).await?;
+    let loaded = app.get_or_load(query.model.as_deref()).await?;
     Ok(Json(describe(&loaded)))
 }
 
@@ -110,7 +115,7 @@ fn describe(loaded: &LoadedModel) -> ModelInfo {
         eos_token_id: special.eos,
         special_tokens,
         chat_template: loaded.template().ok().map(|template| template.source().to_owned()),
-        torch_dtype: card.file_type.clone(),
+        torch_dtype: card.file_type.trim_start_matches(GUESSED).to_owned(),
         context_length: engine.context_per_slot(),
         sliding_window: card.window,
         attention_available: support.is_some(),

@@ -9,7 +9,8 @@ use utoipa::ToSchema;
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(crate) struct GenerateAttention {
-    /// The client's id of the request, 1 to 256 bytes; generated if absent.
+    /// The client's id of the request, 1 to 256 bytes; generated if absent. Also the `request_id` of the run, unless an
+    /// earlier run has it or `num_samples` is above 1.
     request_id: Option<String>,
     /// The complete context as token ids.
     input_ids: Vec<i32>,
@@ -47,7 +48,7 @@ pub(crate) struct GenerateAttention {
     /// `base64`, `binary` or `array`. Default is `base64`, `array` for the format `aggregated`, and `binary` in
     /// `MessagePack`.
     attention_encoding: Option<String>,
-    /// `json` or `msgpack`, on the WebSocket; default is the format of the request.
+    /// `json` or `msgpack`, on the WebSocket, also for errors; default is the format of the request.
     message_format: Option<String>,
     /// Send each token's log-probability. Default is true on the WebSocket, false over HTTP.
     logprobs: Option<LogprobsBody>,

@@ -7,7 +7,7 @@ use crate::api::shared::attention::request;
 use crate::api::shared::attention::request::Transport;
 use crate::api::shared::attention::row_format::AttentionPayload;
 use crate::api::shared::attention::stream::{AttentionEvent, AttentionStream, convert_row, run_blocking};
-use crate::api::shared::generation::{self, RunClient, Runs};
+use crate::api::shared::generation::{self, RunClient};
 use crate::api::shared::{self, Fields};
 use crate::events::TokenId;
 use crate::server::ApiError;
@@ -44,6 +44,10 @@ pub(crate) struct AttentionSample {
     finish_reason: &'static str,
     prompt_tokens: u32,
     generation_time_ms: u64,
+    /// Tool calls with which a mod ended the answer.
+    #[schema(value_type = Option<Vec<Object>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<Value>,
     /// One entry per token, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_data: Option<Vec<AttentionEntry>>,
@@ -102,10 +106,9 @@ async fn answer(client: &RunClient, body: &Value) -> Result<Response, ApiError> 
     let loaded = client.app.get_or_load(fields.text("model")?).await?;
     let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
     let request = request::parse(&client.app, &loaded, fields, transport, received).await?;
-    let (requests, time_limit) = (request.requests, request.options.time_limit);
-    let runs = Runs::submit(client, &loaded, requests, time_limit, CancellationToken::new()).await?;
+    let (runs, options) = request.submit(client, &loaded, CancellationToken::new()).await?;
     let run_id = runs.run_id();
-    let answer = collect(AttentionStream::new(runs, request.options)).await.map_err(|error| error.in_run(run_id))?;
+    let answer = collect(AttentionStream::new(runs, options)).await.map_err(|error| error.in_run(run_id))?;
     Ok(generation::with_run_id(serialize(answer, msgpack).await?, run_id))
 }
 
@@ -141,6 +144,7 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
                 sample.finish_reason = done.finish_reason;
                 sample.prompt_tokens = done.prompt_tokens;
                 sample.generation_time_ms = done.generation_time_ms;
+                sample.tool_calls = done.tool_calls;
                 if options.attention.is_some() {
                     sample.attention_data.get_or_insert_default();
                 }

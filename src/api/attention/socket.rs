@@ -32,6 +32,9 @@ use tokio_util::sync::CancellationToken;
 /// Maximum active requests of a connection.
 const MAX_REQUESTS: usize = 64;
 
+/// Field with the format of the replies to a message.
+const FORMAT_FIELD: &str = "message_format";
+
 /// An active request.
 struct ActiveRequest {
     /// Distinguishes the request from a later one with the same id.
@@ -93,6 +96,7 @@ async fn serve(app: App, socket: Socket) -> Close {
             }
         };
         let id = body.get("request_id").and_then(Value::as_str).map(str::to_owned);
+        let format = requested_format(&body).unwrap_or(format);
         if let Err(error) = connection.handle(&mut tasks, format, body).await
             && !connection.send_error(format, &error, id.as_deref()).await
         {
@@ -101,7 +105,16 @@ async fn serve(app: App, socket: Socket) -> Close {
     }
 }
 
-/// Returns the format of the reply and the fields of a message.
+/// Returns the format of the reply if the message requests a known one.
+fn requested_format(body: &Value) -> Option<MessageFormat> {
+    match body.get(FORMAT_FIELD)?.as_str()? {
+        "json" => Some(MessageFormat::Json),
+        "msgpack" => Some(MessageFormat::Msgpack),
+        _ => None,
+    }
+}
+
+/// Returns the format of a message and its fields.
 fn read(message: &Message) -> (MessageFormat, Result<Value, ApiError>) {
     match message {
         Message::Text(text) => (MessageFormat::Json, shared::parse_json(text.as_bytes())),
@@ -133,12 +146,11 @@ impl Connection {
 
     fn start(&self, tasks: &mut JoinSet<()>, format: MessageFormat, body: Value) -> Result<(), ApiError> {
         let fields = Fields::new(&body)?;
-        let format = match fields.text("message_format")? {
-            None => format,
-            Some("json") => MessageFormat::Json,
-            Some("msgpack") => MessageFormat::Msgpack,
-            Some(other) => return Err(invalid_value("message_format", "\"json\" or \"msgpack\"", &Value::from(other))),
-        };
+        if let Some(format) = fields.get(FORMAT_FIELD)
+            && requested_format(&body).is_none()
+        {
+            return Err(invalid_value(FORMAT_FIELD, "\"json\" or \"msgpack\"", format));
+        }
         let id = parameters::request_id(fields)?.unwrap_or_else(|| system::new_id().to_string());
         let (number, cancelled) = (system::random(), CancellationToken::new());
         {
@@ -236,8 +248,7 @@ impl Connection {
         let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };
         let request = request::parse(&self.app, &loaded, fields, transport, received).await?;
         let client = RunClient::socket(self.app.clone(), self.caller.clone());
-        let runs = Runs::submit(&client, &loaded, request.requests, request.options.time_limit, cancelled).await?;
-        Ok((runs, request.options))
+        request.submit(&client, &loaded, cancelled).await
     }
 
     /// Sends the end of all samples of a request that was cancelled before it started.

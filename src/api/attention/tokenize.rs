@@ -47,8 +47,12 @@ pub struct DetokenizedText {
 /// EOS if the model uses them.
 #[utoipa::path(post, path = "/api/v1/tokenize", tag = "attention",
     request_body(content = TokenizeAttention, content_type = "application/json"),
-    responses((status = 200, body = TokenizedText), (status = 400, description = "A field is invalid; the message names it"),
-              (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
+    responses(
+        (status = 200, body = TokenizedText),
+        (status = 400, description = "A field is invalid; the message names it. `NO_MODEL`: the model is not loaded, and \
+            requests do not load it"),
+        (status = 503, description = "`NO_MODEL`: no model is available, or it is being unloaded or could not be loaded"),
+    ))]
 pub(super) async fn tokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
@@ -68,8 +72,12 @@ pub(super) async fn tokenize(
 /// Returns the text of `token_ids`. A space at the start of the text is dropped if the tokenizer adds one to texts.
 #[utoipa::path(post, path = "/api/v1/detokenize", tag = "attention",
     request_body(content = DetokenizeAttention, content_type = "application/json"),
-    responses((status = 200, body = DetokenizedText), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
-              (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
+    responses(
+        (status = 200, body = DetokenizedText),
+        (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary. `NO_MODEL`: the model is not \
+            loaded, and requests do not load it"),
+        (status = 503, description = "`NO_MODEL`: no model is available, or it is being unloaded or could not be loaded"),
+    ))]
 pub(super) async fn detokenize(body: Result<ModelBody, ApiError>) -> Result<Json<DetokenizedText>, AttentionError> {
     let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;

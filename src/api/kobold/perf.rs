@@ -70,7 +70,7 @@ pub(super) async fn perf(
     genkeys: Extension<Genkeys>,
 ) -> Result<Json<KoboldPerfResponse>, KoboldError> {
     let engine = app.get_or_wake(None).await?.engine().clone();
-    let active = engine.runs();
+    let active = engine.unfinished_runs();
     let uptime = (app.now() - app.started_at()).num_milliseconds() as f64 / 1e3;
     let GenerationStatistics { last_start, ended, last } = genkeys.statistics(&scope);
     Ok(Json(KoboldPerfResponse {

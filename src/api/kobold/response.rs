@@ -123,7 +123,7 @@ impl KoboldLogprobs {
         let formatter =
             ProbabilityFormatter { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
         let (mut lists, mut offset) = (Self::default(), 0);
-        for MeasuredToken { measurement, alternatives } in tokens {
+        for MeasuredToken { measurement, alternatives, .. } in tokens {
             let (id, bytes, token) = formatter.parts(measurement.token);
             let logprob = formatter.logprob(measurement).into();
             let top_logprobs = formatter.top_logprobs(alternatives);
@@ -176,7 +176,7 @@ mod tests {
             [(2, 0.5), (1, 0.25)].map(|(token, prob)| Alternative { token, text: "?".into(), prob }).into();
         let measurement =
             TokenMeasurement { token: 1, text: String::new(), logprob: Some(-1.5), rank: None, entropy: None };
-        let lists = KoboldLogprobs::new(&[MeasuredToken { measurement, alternatives }], &vocabulary);
+        let lists = KoboldLogprobs::new(&[MeasuredToken { measurement, alternatives, is_hidden: false }], &vocabulary);
         let lists = serde_json::to_value(lists).unwrap();
         let token = &lists["tokens"][0];
         assert_eq!((token, &lists["content"][0]["token"]), (&"\u{fffd}".into(), token));

@@ -8,10 +8,10 @@ use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
 use crate::api::shared::attention;
 use crate::api::shared::attention::{
-    AttentionEvent, AttentionOptions, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
+    AttentionEvent, AttentionOptions, AttentionStream, AttentionWriter, MessageFormat, Transport,
 };
 use crate::api::shared::fields::invalid_value;
-use crate::api::shared::generation::{RunClient, Runs};
+use crate::api::shared::generation::RunClient;
 use crate::api::shared::sse::to_json;
 use crate::api::shared::{self, Fields, parameters};
 use crate::model::TokenizeOptions;
@@ -84,11 +84,10 @@ impl Connection {
         let loaded = self.app.get_or_load(Fields::new(&body)?.text("model")?).await?;
         apply_defaults(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;
-        let AttentionRequest { requests, options } =
-            attention::parse(&self.app, &loaded, fields, Transport::Frames, received).await?;
+        let request = attention::parse(&self.app, &loaded, fields, Transport::Frames, received).await?;
         let entry = self.genkeys.register(self.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
         let client = RunClient::socket(self.app.clone(), self.caller.clone());
-        let runs = Runs::submit(&client, &loaded, requests, options.time_limit, entry.aborted()).await?;
+        let (runs, options) = request.submit(&client, &loaded, entry.aborted()).await?;
         self.send_events(AttentionStream::new(runs, options), &entry).await
     }
 

@@ -7,8 +7,8 @@ use super::genkeys::{GenerationEntry, Genkeys};
 use super::request::KoboldStreamRequest;
 use super::response::KoboldStreamEvent;
 use crate::api::shared::attention;
-use crate::api::shared::attention::{AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport};
-use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields};
+use crate::api::shared::attention::{AttentionStream, AttentionWriter, MessageFormat, Transport};
+use crate::api::shared::generation::{self, RunClient, ThunderFields};
 use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, to_json};
 use crate::api::shared::{self, Fields};
 use crate::server::ApiError;
@@ -74,10 +74,9 @@ async fn stream_tokens(client: &RunClient, genkeys: &Genkeys, body: &Value) -> R
     let received = Instant::now();
     let fields = Fields::new(body)?;
     let loaded = client.app.get_or_load(fields.text("model")?).await?;
-    let AttentionRequest { requests, options } =
-        attention::parse(&client.app, &loaded, fields, Transport::Events, received).await?;
+    let request = attention::parse(&client.app, &loaded, fields, Transport::Events, received).await?;
     let entry = genkeys.register(client.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-    let runs = Runs::submit(client, &loaded, requests, options.time_limit, entry.aborted()).await?;
+    let (runs, options) = request.submit(client, &loaded, entry.aborted()).await?;
     let failure = runs.first_end().filter(|(_, end)| !attention::was_stopped(end));
     if let Some(error) = failure.and_then(|(run, end)| runs.failure(run, end)) {
         return Err(error);

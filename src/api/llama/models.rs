@@ -51,7 +51,7 @@ async fn load(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_models()?;
-    app.ready()?;
+    app.check_ready()?;
     app.models().begin_load(&name(&body?)?).await?;
     Ok(Json(SuccessResponse::default()))
 }
@@ -68,7 +68,7 @@ async fn unload(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_models()?;
-    app.ready()?;
+    app.check_ready()?;
     app.models().begin_unload(&name(&body?)?)?;
     Ok(Json(SuccessResponse::default()))
 }
@@ -77,7 +77,7 @@ async fn unload(
 /// progress?}}`. The current state is sent first.
 #[utoipa::path(get, path = "/models/sse", tag = "models", responses((status = 200, body = ModelStatusEvent, description = "Events", content_type = "text/event-stream")))]
 async fn changes(State(app): State<App>) -> Result<Response, LlamaError> {
-    app.ready()?;
+    app.check_ready()?;
     let changed = app.models().changes();
     let source = ModelChanges { app, changed, sent: HashMap::new() };
     Ok(sse::respond(source, PendingEvents::new(), sse::comments(Some(KEEP_ALIVE_INTERVAL))))
@@ -155,7 +155,7 @@ impl EventSource for ModelChanges {
         }
         tokio::select! {
             _ = self.changed.changed() => true,
-            () = self.app.stopping() => false,
+            () = self.app.wait_until_stopping() => false,
         }
     }
 }

@@ -21,7 +21,7 @@ pub fn sleep_when_idle(app: &App) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(CHECK_INTERVAL) => {}
-                () = app.stopping() => return,
+                () = app.wait_until_stopping() => return,
             }
             let unused = app.models().idle();
             idle.retain(|name, (used, _)| unused.iter().any(|(other, last)| other == name && last == used));

@@ -4,7 +4,7 @@ use super::check::{CheckProblem, validate_and_import};
 use crate::mods::ModUpload;
 use crate::server::extract::Json;
 use crate::server::mods::{DryRunOptions, DryRunReport, dry_run, require_upload_rights, run_with_permits};
-use crate::server::{ApiError, App, Caller, ErrorKind, LoadedModel, Problem};
+use crate::server::{ApiError, App, Caller, ErrorKind, EventPermits, LoadedModel, Problem};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -60,20 +60,21 @@ pub async fn run(
     let run = app.find_run(&caller.scope, &id).await?;
     let busy = || ApiError::new(ErrorKind::Busy, "too many dry runs are active; try again later").retry_after(1);
     let permit = PERMITS.try_acquire().map_err(|_| busy())?;
-    let document = app.store()?.document(&caller.scope, run.run_id).await?;
-    let document = document.ok_or_else(|| ApiError::not_found("run", &id))?;
     let model = model_of(&app, run.model.as_deref()).await?;
     let factory = match validate_and_import(&app, upload).await? {
         Ok(factory) => factory,
         Err(problem) => return Ok(axum::Json(DryRunResponse { problems: vec![problem], report: None })),
     };
+    let event_permits = EventPermits::acquire(run.events).await?;
+    let document = app.store()?.document(&caller.scope, run.run_id).await?;
+    let document = document.ok_or_else(|| ApiError::not_found("run", &id))?;
     let deadline = Instant::now() + TIMEOUT;
     let limits = model.engine().replay_limits();
     let call = move || {
         let options = DryRunOptions { run: &id, config: config.as_ref(), limits, deadline: Some(deadline) };
         dry_run(model.model(), &*factory, &document, options)
     };
-    let report = run_with_permits(permit, call).await?;
+    let report = run_with_permits((permit, event_permits), call).await?;
     let report = report.map_err(|reason| ApiError::invalid("run", format!("the run cannot be replayed: {reason}")))?;
     Ok(axum::Json(DryRunResponse { problems: Vec::new(), report: Some(report) }))
 }

@@ -37,16 +37,16 @@ pub async fn cancel(
     Path(id): Path<String>,
     headers: ForwardHeaders,
 ) -> Result<Response, ApiError> {
+    // Runs of this server can be cancelled while the database does not respond.
+    for run_id in app.store()?.recorded_here(&scope, &id) {
+        if let Some(response) = stop(&app, run_id).await {
+            return Ok(response);
+        }
+    }
     let run = find_recent(&app, &scope, &id).await?;
     let run_id = run.run_id;
-    for entry in app.models().list() {
-        if let Some(loaded) = entry.in_memory()
-            && let Ok(progress) = loaded.engine().control(run_id).stop(EndCause::Cancel, REASON).await
-        {
-            return Ok(
-                (StatusCode::ACCEPTED, Json(CancelResponse { run_id, generated: progress.generated })).into_response()
-            );
-        }
+    if let Some(response) = stop(&app, run_id).await {
+        return Ok(response);
     }
     if let Some(peer) = find_peer(&app, &scope, run_id, &headers).await? {
         let path = format!("/api/v1/runs/{run_id}/cancel");
@@ -54,4 +54,17 @@ pub async fn cancel(
     }
     let reason = if run.status == RunStatus::Running { "is not active on any server" } else { "has ended" };
     Err(ApiError::conflict(format!("run '{id}' {reason}")))
+}
+
+/// Cancels a run of this server. Returns `None` if no engine generates it.
+async fn stop(app: &App, run_id: RunId) -> Option<Response> {
+    for entry in app.models().list() {
+        if let Some(loaded) = entry.in_memory()
+            && let Ok(progress) = loaded.engine().control(run_id).stop(EndCause::Cancel, REASON).await
+        {
+            let response = CancelResponse { run_id, generated: progress.generated };
+            return Some((StatusCode::ACCEPTED, Json(response)).into_response());
+        }
+    }
+    None
 }

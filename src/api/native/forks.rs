@@ -11,16 +11,13 @@ use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
 use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Surface, TraceItem, system};
 use crate::mods::SelectedMod;
 use crate::server::extract::{Json, Path};
-use crate::server::{ApiError, App, LoadedModel, Problem, note_started_run};
+use crate::server::{ApiError, App, EventPermits, LoadedModel, Problem, note_started_run};
 use crate::store::RunSummary;
 use axum::http::StatusCode;
 use request::{ForkAt, ForkRequest, ForkSeed};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
-
-/// Maximum runs that one request starts.
-const MAX_FORKS: u32 = 64;
 
 /// The runs that were started.
 #[derive(Debug, Serialize, ToSchema)]
@@ -55,7 +52,8 @@ pub struct ForkedRun {
     (status = 400, body = Problem, description = "The run has no such step, or a field is invalid"),
     (status = 404, body = Problem, description = "Unknown run or model"),
     (status = 409, body = Problem, description = "The recording is incomplete, the model differs from the recorded one, or a \
-        mod does not repeat its recorded actions")))]
+        mod does not repeat its recorded actions"),
+    (status = 429, body = Problem, description = "Other long runs are being read")))]
 pub async fn fork(
     client: RunClient,
     Path(id): Path<String>,
@@ -65,10 +63,13 @@ pub async fn fork(
     let parent = app.find_run(scope, &id).await?;
     let fork: ForkRequest =
         serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
+    let count = fork.check()?;
+    // Released when the new runs have started and the items are no longer needed.
+    let _permits = EventPermits::acquire(parent.events).await?;
     let items = app.store()?.items(scope, parent.run_id, 0..i32::MAX).await?;
-    let source = ForkSource::find(&parent, items, &fork.at)?;
+    let mut source = ForkSource::find(&parent, items, &fork.at)?;
     let loaded = recorded_model(app, &source.recorded).await?;
-    let (mut request, count) = source.request(app, &loaded, &fork).await?;
+    let mut request = source.request(app, &loaded, &fork).await?;
     restore_images(app, scope, &loaded, &source.prompt.images, &mut request).await?;
     client.set_client(&mut request);
     let mut started: Vec<Generation> = Vec::new();
@@ -128,7 +129,7 @@ struct ForkSource {
     prompt: PromptRecord,
     /// Parameters of the recorded run.
     recorded: Value,
-    /// Items before the step.
+    /// Items before the step; the request takes them.
     items: Vec<TraceItem>,
     step: i32,
     /// Number of the step's first event.
@@ -219,33 +220,15 @@ impl ForkSource {
         phases
     }
 
-    /// Builds the request of the first run, and returns it with the number of runs.
-    async fn request(&self, app: &App, loaded: &LoadedModel, fork: &ForkRequest) -> Result<(Request, u32), ApiError> {
-        let count = fork.n.unwrap_or(1);
-        if !(1..=MAX_FORKS).contains(&count) {
-            return Err(ApiError::invalid(
-                "n",
-                format!("`n` must be an integer between 1 and {MAX_FORKS}, got {count}"),
-            ));
-        }
-        if count > 1 && matches!(fork.seed, Some(ForkSeed::Continue(_))) {
-            let detail = "`seed` must not be \"continue\" for several runs, because they would be identical; omit it \
-                         or send a number";
-            return Err(ApiError::invalid("seed", detail));
-        }
+    /// Builds the request of the first run.
+    async fn request(&mut self, app: &App, loaded: &LoadedModel, fork: &ForkRequest) -> Result<Request, ApiError> {
         let vocabulary = loaded.vocabulary();
         let tokens = match (fork.token, &fork.text) {
-            (Some(_), Some(_)) => {
-                return Err(ApiError::invalid("text", "`token` and `text` must not both be present; omit one of them"));
-            }
-            (Some(token), None) if !vocabulary.contains(token) => {
+            (Some(token), _) if !vocabulary.contains(token) => {
                 let detail = format!("`token` must be a token id between 0 and {}, got {token}", vocabulary.len() - 1);
                 return Err(ApiError::invalid("token", detail));
             }
-            (Some(token), None) => vec![token],
-            (None, Some(text)) if text.is_empty() => {
-                return Err(ApiError::invalid("text", "`text` must not be empty; omit it to let the model continue"));
-            }
+            (Some(token), _) => vec![token],
             (None, Some(text)) => parameters::run_in_place(text.len(), || vocabulary.encode_plain_continuation(text)),
             (None, None) => Vec::new(),
         };
@@ -269,7 +252,7 @@ impl ForkSource {
         request.sampling = self.sampling(&request, loaded, fork)?;
         match fork.seed {
             Some(ForkSeed::New(seed)) => request.sampling.seed = seed,
-            None if count > 1 => request.sampling.seed = system::random(),
+            None if fork.count() > 1 => request.sampling.seed = system::random(),
             Some(ForkSeed::Continue(_)) | None => {}
         }
         request.attention = self.recorded["attention"] == true && loaded.engine().attention().is_ok();
@@ -277,14 +260,16 @@ impl ForkSource {
             request.stored_heads =
                 parameters::stored_heads(&self.recorded["attention_heads"], "prompt.parameters.attention_heads")?;
         }
-        request.lens = self.recorded["lens"] == true && loaded.engine().lens().is_ok();
+        request.lens = self.recorded["lens"] == true && loaded.engine().check_lens().is_ok();
         // The forks of one step share its KV state.
         request.cache_prompt = true;
         request.surface = self.surface;
         request.prompt_preview.clone_from(&self.prompt_preview);
+        let mods_repeat_from = request.mods.iter().map(|selected| repeats_from(selected, &phases)).collect();
+        let items = std::mem::take(&mut self.items).into();
         request.fork = Some(Box::new(ForkPoint {
-            mods_repeat_from: request.mods.iter().map(|selected| repeats_from(selected, &phases)).collect(),
-            items: self.items.clone().into(),
+            mods_repeat_from,
+            items,
             step: self.step as u32,
             sampling,
             earlier_parameters: json!({ "step": self.step, "earlier": {
@@ -298,7 +283,7 @@ impl ForkSource {
             },
             tokens,
         }));
-        Ok((request, count))
+        Ok(request)
     }
 
     /// Returns the recorded sampling parameters with the changed ones.

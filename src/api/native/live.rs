@@ -29,6 +29,6 @@ pub async fn changes(State(app): State<App>, scope: Scope) -> Result<Response, A
         };
         Some((event, changes))
     });
-    let events = events.take_until(async move { app.stopping().await });
+    let events = events.take_until(async move { app.wait_until_stopping().await });
     Ok(sse::send(events, sse::comments(Some(KEEP_ALIVE_INTERVAL))))
 }

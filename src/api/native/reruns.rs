@@ -59,7 +59,7 @@ pub async fn run(client: RunClient, Json(rerun): Json<RerunRequest>) -> Result<a
     loop {
         let output = tokio::select! {
             output = generation.output.recv() => output,
-            () = client.app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
+            () = client.app.wait_until_stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
         };
         match output {
             Some(Output::Ended(end)) => {

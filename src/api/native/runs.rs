@@ -2,7 +2,7 @@
 
 use crate::events::{RunId, Scope};
 use crate::server::extract::{Path, Query};
-use crate::server::{ApiError, App, ErrorKind, Problem};
+use crate::server::{ApiError, App, EventPermits, Problem, encode_component};
 use crate::store::{MAX_PAGE_RUNS, RunQuery, RunSummary};
 use crate::trace::document::DocumentWire;
 use axum::Json;
@@ -11,20 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
-use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
-
-/// Maximum events of the long runs that are read and serialized at the same time, except for a single longer run. These
-/// events take up to 2 GiB of memory.
-const MAX_READ_EVENTS: u32 = 500_000;
-/// Permits to read long runs, one per event.
-static EVENT_PERMITS: Semaphore = Semaphore::const_new(MAX_READ_EVENTS as usize);
-/// Runs with fewer events are read without permits, so that they never wait for long ones.
-const MIN_PERMITS: u32 = 10_000;
-/// Maximum time to wait for permits.
-const PERMIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Query parameters of the list.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -76,7 +63,7 @@ pub async fn list(
     let next = page.next.map(|before| {
         let mut next = String::from("?");
         if !query.q.is_empty() {
-            let _ = write!(next, "q={}&", percent_encode(&query.q));
+            let _ = write!(next, "q={}&", encode_component(&query.q));
         }
         let _ = write!(next, "before={before}");
         if limit > 0 {
@@ -85,20 +72,6 @@ pub async fn list(
         next
     });
     Ok(Json(RunList { runs: page.runs, meta: PageMeta { next } }))
-}
-
-/// Percent-encodes a text for a query string.
-fn percent_encode(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
-            _ => {
-                let _ = write!(out, "%{byte:02X}");
-            }
-        }
-    }
-    out
 }
 
 /// A run's summary with notes about its ingested document.
@@ -130,35 +103,21 @@ struct RunDocument<'a> {
     (status = 429, body = Problem, description = "Other long runs are being read")))]
 pub async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
     let run = app.find_run(&scope, &id).await?;
-    let permits = event_permits(run.events).await?;
+    let permits = EventPermits::acquire(run.events).await?;
     let document = app.store()?.document(&scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
     let notes = app.store()?.reported(&scope, run.run_id).await?.remarks();
     let write = move || {
-        let _permits = permits;
         let mut head = br#"{"run":"#.to_vec();
         serde_json::to_writer(&mut head, &NotedRun { run: &run, notes }).map_err(ApiError::internal)?;
         head.push(b',');
         // The document is an object whose opening brace is replaced.
         let mut json = document.write();
         json.splice(..1, head);
-        Ok::<_, ApiError>(json)
+        drop(document);
+        Ok::<_, ApiError>(permits.into_body(json))
     };
     let json = tokio::task::spawn_blocking(write).await.map_err(ApiError::internal)??;
     Ok(([(header::CONTENT_TYPE, "application/json")], json))
-}
-
-/// Waits for the permits to read a run with that many events; `None` for a short run.
-///
-/// # Errors
-/// Other long runs are being read.
-async fn event_permits(events: i32) -> Result<Option<SemaphorePermit<'static>>, ApiError> {
-    let events = events.unsigned_abs();
-    if events < MIN_PERMITS {
-        return Ok(None);
-    }
-    let acquired = timeout(PERMIT_TIMEOUT, EVENT_PERMITS.acquire_many(events.min(MAX_READ_EVENTS))).await;
-    let busy = |_| ApiError::new(ErrorKind::Busy, "other long runs are being read; try again later").retry_after(5);
-    acquired.map_err(busy)?.map(Some).map_err(ApiError::internal)
 }
 
 /// Deletes a run and everything recorded about it.
@@ -172,28 +131,5 @@ pub async fn delete(State(app): State<App>, scope: Scope, Path(id): Path<String>
         Ok(StatusCode::NO_CONTENT)
     } else {
         Err(ApiError::not_found("run", id))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::event_permits;
-    use std::time::Duration;
-    use tokio::time::timeout;
-
-    #[tokio::test]
-    async fn long_runs_are_read_alone() {
-        let first = event_permits(400_000).await.unwrap();
-        assert!(first.is_some());
-        let second = timeout(Duration::ZERO, event_permits(400_000)).await;
-        assert!(second.is_err(), "the second run waits for the first one");
-        assert!(event_permits(9_999).await.unwrap().is_none(), "short runs do not wait");
-        drop(first);
-        assert!(event_permits(i32::MAX).await.unwrap().is_some(), "the longest run can be read");
-    }
-
-    #[test]
-    fn filter_round_trips_through_query_string() {
-        assert_eq!(super::percent_encode("model:a b&c=\"ü\""), "model%3Aa%20b%26c%3D%22%C3%BC%22");
     }
 }

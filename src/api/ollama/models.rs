@@ -109,7 +109,7 @@ struct OllamaVersionResponse {
 /// Lists the models that requests can name.
 #[utoipa::path(get, path = "/api/tags", tag = "ollama", responses((status = 200, body = OllamaTagsResponse)))]
 async fn tags(State(app): State<App>) -> Result<Json<OllamaTagsResponse>, OllamaError> {
-    app.ready()?;
+    app.check_ready()?;
     let mut models = Vec::new();
     for entry in app.models().list() {
         models.push(OllamaTag::new(&app, &entry).await);
@@ -120,7 +120,7 @@ async fn tags(State(app): State<App>) -> Result<Json<OllamaTagsResponse>, Ollama
 /// Lists the models in memory.
 #[utoipa::path(get, path = "/api/ps", tag = "ollama", responses((status = 200, body = OllamaProcessesResponse)))]
 async fn running(State(app): State<App>) -> Result<Json<OllamaProcessesResponse>, OllamaError> {
-    app.ready()?;
+    app.check_ready()?;
     let sleep_after = app.config().server.models.sleep_after.and_then(|delay| TimeDelta::from_std(delay).ok());
     let expires_at = time(app.now() + sleep_after.unwrap_or(NEVER_UNLOADED));
     let mut models = Vec::new();
@@ -147,7 +147,7 @@ async fn show(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<OllamaShowResponse>, OllamaError> {
-    app.ready()?;
+    app.check_ready()?;
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     // Older clients send `name`.

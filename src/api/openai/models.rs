@@ -164,7 +164,7 @@ pub(super) async fn list(
     headers: HeaderMap,
 ) -> Result<Json<ModelListResponse>, OpenAiError> {
     let Query(params) = params?;
-    app.ready()?;
+    app.check_ready()?;
     if params.reload.is_some() {
         app.models().refresh().await;
     }
@@ -193,7 +193,7 @@ pub(super) async fn show(
     headers: HeaderMap,
 ) -> Result<Json<ModelResponse>, OpenAiError> {
     let Path(id) = id?;
-    app.ready()?;
+    app.check_ready()?;
     let entry = app.models().entry_by_name(&id)?;
     Ok(Json(if headers.contains_key(ANTHROPIC_VERSION) {
         ModelResponse::Anthropic(Box::new(AnthropicModel::new(&app, &entry)))

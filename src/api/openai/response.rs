@@ -2,8 +2,9 @@
 
 pub(super) use crate::api::shared::generation::OPENAI_NO_LOGPROB as NO_LOGPROB;
 use crate::api::shared::generation::{RunTimings, ThunderFields};
-use crate::api::shared::llama_completion::{LlamaCompletionFields, StopType};
+use crate::api::shared::llama_completion::LlamaCompletionFields;
 use crate::api::shared::settings::GenerationSettings;
+use crate::engine::RunMetrics;
 use crate::events::{Finish, FinishReason, RunId, Usage};
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -103,17 +104,12 @@ pub(super) struct ChunkDetails<'a> {
 pub(super) fn verbose_answer<'a>(
     finish: &'a Finish,
     model: &'a str,
-    id_slot: Option<u32>,
+    metrics: &RunMetrics,
     prompt: &'a str,
     settings: &'a GenerationSettings,
 ) -> LlamaCompletionFields<'a> {
-    let (predicted, slot) = (finish.usage.completion_tokens, id_slot.map(i64::from));
-    let mut fields = LlamaCompletionFields::new(finish, predicted, slot, model, prompt, Cow::Borrowed(settings));
-    // The uncached last token is then the end-of-turn token, which is not counted.
-    if fields.stop_type == StopType::Eos && predicted > 0 {
-        fields.tokens_cached += 1;
-    }
-    fields
+    let predicted = finish.usage.completion_tokens;
+    LlamaCompletionFields::new(finish, predicted, metrics, model, prompt, Cow::Borrowed(settings))
 }
 
 /// Returns the timings of the slowest answer.

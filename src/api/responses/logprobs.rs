@@ -95,7 +95,7 @@ mod tests {
         let token = |text: &&str| {
             let text = (*text).to_owned();
             let measurement = TokenMeasurement { token: 0, text, logprob: None, rank: None, entropy: None };
-            MeasuredToken { measurement, alternatives: Vec::new() }
+            MeasuredToken { measurement, alternatives: Vec::new(), is_hidden: false }
         };
         texts.iter().map(token).collect()
     }

@@ -27,7 +27,8 @@ pub(super) fn protocol(genkeys: Genkeys) -> Protocol {
 #[utoipa::path(post, path = "/api/v1/generate", tag = "attention",
     request_body(content((GenerateAttention = "application/json"), (GenerateAttention = "application/msgpack"))),
     responses((status = 200, content((GenerateAttentionResponse = "application/json"), (GenerateAttentionResponse = "application/msgpack"))),
-              (status = 400, body = AttentionErrorMessage),
+              (status = 400, body = AttentionErrorMessage, description = "A field is invalid; the message names it. \
+                  `NO_MODEL`: the model is not loaded, and requests do not load it"),
               (status = 503, body = AttentionErrorMessage, description = "`NO_MODEL` or `UNAVAILABLE`"),
               (status = 507, body = AttentionErrorMessage, description = "`OOM`")))]
 async fn generate(client: RunClient, genkeys: Extension<Genkeys>, body: Result<Bytes, BytesRejection>) -> Response {

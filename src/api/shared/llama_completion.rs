@@ -1,7 +1,8 @@
 //! Fields of llama-server's completion, which OpenAI's routes also return for requests with `verbose`.
 
-use super::generation::{RunTimings, shifted_tokens};
+use super::generation::RunTimings;
 use super::settings::GenerationSettings;
+use crate::engine::RunMetrics;
 use crate::events::{Finish, FinishReason, TokenId};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -36,6 +37,7 @@ pub(crate) struct LlamaCompletionFields<'a> {
     pub(crate) stop_type: StopType,
     /// The stop string that ended the answer, or "".
     pub(crate) stopping_word: &'a str,
+    /// Number of tokens in the slot's KV cache after the answer.
     pub(crate) tokens_cached: u32,
     pub(crate) timings: RunTimings,
 }
@@ -56,7 +58,7 @@ pub(crate) enum StopType {
 
 impl StopType {
     /// Returns the cause of a run's end.
-    pub(crate) const fn from_finish(finish: &Finish) -> Self {
+    const fn from_finish(finish: &Finish) -> Self {
         match finish.reason {
             FinishReason::Length => Self::Limit,
             FinishReason::Stop if finish.stop_string.is_some() => Self::Word,
@@ -67,35 +69,31 @@ impl StopType {
 }
 
 impl<'a> LlamaCompletionFields<'a> {
-    /// Returns the fields of an answer with its whole text and without token ids, of which `predicted` tokens are
-    /// counted.
+    /// Returns the fields of an ended run, with its whole text and without token ids. `predicted` is its number of tokens.
     pub(crate) fn new(
         finish: &'a Finish,
         predicted: u32,
-        id_slot: Option<i64>,
+        metrics: &RunMetrics,
         model: &'a str,
         prompt: &'a str,
         settings: Cow<'a, GenerationSettings>,
     ) -> Self {
-        let usage = finish.usage;
-        // The KV cache lacks the last token, because it is not decoded.
-        let uncached = u32::from(predicted > 0) + shifted_tokens(finish);
         Self {
             index: 0,
             content: &finish.text,
             tokens: Vec::new(),
-            id_slot,
+            id_slot: metrics.slot().map(i64::from),
             stop: true,
             model,
             tokens_predicted: predicted,
-            tokens_evaluated: usage.prompt_tokens,
+            tokens_evaluated: finish.usage.prompt_tokens,
             generation_settings: settings,
             prompt,
             has_new_line: finish.text.contains('\n'),
             truncated: finish.truncated,
             stop_type: StopType::from_finish(finish),
             stopping_word: finish.stop_string.as_deref().unwrap_or_default(),
-            tokens_cached: (usage.prompt_tokens + predicted).saturating_sub(uncached),
+            tokens_cached: metrics.kv_len.get().copied().unwrap_or_default(),
             timings: RunTimings::with_predicted(finish, predicted),
         }
     }

@@ -132,14 +132,20 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
         config.sampling_and_limits(&connection.app, &properties.vocabulary, properties.room, kept_seed)?;
     let seed = sampling.seed;
     limits.apply_server_limit(connection.app.config().server.max_tokens)?;
+    let max_tokens = limits.max_tokens;
     let note = format!("the client changed {changes}");
-    let RunProgress { generated, activity, .. } =
-        run.control.modify(sampling, limits, note).await.map_err(|RunOver| ended_error(run))?;
-    if activity == RunActivity::Finished {
+    if run.has_ended() {
         return Err(ended_error(run));
     }
+    let _status = run.change_status.lock().await;
+    let RunProgress { generated, activity, .. } =
+        run.control.modify(sampling, limits, note).await.map_err(|RunOver| ended_error(run))?;
+    let text = match activity {
+        RunActivity::Finished if generated >= max_tokens => format!("{changes}; the run ends after {generated} tokens"),
+        RunActivity::Finished => return Err(ended_error(run)),
+        _ => format!("{changes} from token {} on", generated + 1),
+    };
     run.set_config(config, seed);
-    let text = format!("{changes} from token {} on", generated + 1);
     let status = StatusMessage::complete(StatusOperation::Modify, text, Some(&run.request_id));
     connection.send_message(StatusMessage { parameters: Some(parameters), ..status }).await
 }

@@ -21,7 +21,7 @@ pub(super) async fn wait(
     client: Option<&Outgoing>,
 ) -> Result<LoadedModel, ApiError> {
     let loaded = async {
-        app.started().await;
+        app.wait_until_started().await;
         app.get_or_load(name).await
     };
     let mut loaded = std::pin::pin!(loaded);

@@ -58,6 +58,10 @@ pub(super) struct RunLog {
     entries: VecDeque<LogEntry>,
     /// The text so far.
     text: String,
+    /// Number of tokens that the engine has sent and not retracted.
+    engine_tokens: usize,
+    /// Indexes, among these tokens, of those without an entry.
+    skipped: Vec<usize>,
     /// Maximum log-probabilities stored with a token.
     max_logprobs: usize,
 }
@@ -73,6 +77,8 @@ impl RunLog {
             base: String::new(),
             entries: VecDeque::new(),
             text: String::new(),
+            engine_tokens: 0,
+            skipped: Vec::new(),
             max_logprobs: logprobs.map_or(0, |count| count.max(1)),
         }
     }
@@ -105,11 +111,14 @@ impl RunLog {
         let TextDelta { mut text, tokens, last, .. } = delta;
         let is_shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
         let mut sent = Vec::with_capacity(tokens.len());
-        for MeasuredToken { measurement, alternatives } in tokens {
-            let part = if text.starts_with(&measurement.text) { measurement.text.len() } else { 0 };
-            let rest = text.split_off(part);
+        for MeasuredToken { measurement, alternatives, is_hidden } in tokens {
+            let has_part = !is_hidden && text.starts_with(&measurement.text);
+            let rest = text.split_off(if has_part { measurement.text.len() } else { 0 });
             let token_text = std::mem::replace(&mut text, rest);
+            let index = self.engine_tokens;
+            self.engine_tokens += 1;
             if !is_shown(measurement.token, &token_text) {
+                self.skipped.push(index);
                 continue;
             }
             let own = measurement.logprob.map(|logprob| (measurement.text, logprob));
@@ -133,8 +142,15 @@ impl RunLog {
         }
     }
 
-    /// Removes the last characters and tokens.
+    /// Removes the last characters and tokens. The entry does not count skipped tokens.
     pub(super) fn retract(&mut self, chars: usize, tokens: usize) {
+        self.engine_tokens = self.engine_tokens.saturating_sub(tokens);
+        let kept = self.skipped.partition_point(|&index| index < self.engine_tokens);
+        let tokens = tokens.saturating_sub(self.skipped.len() - kept);
+        self.skipped.truncate(kept);
+        if chars == 0 && tokens == 0 {
+            return;
+        }
         let keep = self.text.chars().count().saturating_sub(chars);
         let at = self.text.char_indices().nth(keep).map_or(self.text.len(), |(at, _)| at);
         let text = self.text[at..].to_owned();
@@ -172,7 +188,7 @@ impl LogEntry {
 mod tests {
     use super::*;
     use crate::events::{Alternative, TokenMeasurement};
-    use crate::model::grammar::testing::vocabulary;
+    use crate::model::grammar::testing::{CONTROL, END, vocabulary};
 
     fn token(text: &str) -> LogEntry {
         let (elapsed, at) = (Duration::ZERO, Duration::ZERO);
@@ -198,6 +214,32 @@ mod tests {
     }
 
     #[test]
+    fn tokens_without_an_entry_are_not_counted_as_removed() {
+        let mut log = log(&[]);
+        let mut add = |token, text: &str, is_hidden| {
+            let measurement = TokenMeasurement { token, text: text.into(), logprob: None, rank: None, entropy: None };
+            let tokens = vec![MeasuredToken { measurement, alternatives: Vec::new(), is_hidden }];
+            let text = if is_hidden { String::new() } else { text.into() };
+            log.add(TextDelta { text, tokens, ..TextDelta::default() }, &vocabulary());
+        };
+        add(END, "<|end|>", true);
+        add(97, "a", false);
+        add(END, "<|end|>", true);
+        add(CONTROL, "<|control|>", true);
+        add(98, "b", false);
+        log.retract(1, 3);
+        log.retract(0, 0);
+        let removed = |index| match log.get(index) {
+            Some(LogEntry::Backtrack(removed)) => removed.tokens,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((removed(3), log.len()), (2, 4), "the control token has an entry, the end token has none");
+        log.retract(1, 2);
+        let last = log.get(4);
+        assert!(matches!(last, Some(LogEntry::Backtrack(removed)) if removed.tokens == 1), "{last:?}");
+    }
+
+    #[test]
     fn only_requested_log_probabilities_are_stored() {
         let alternative = |token, prob| Alternative { token, text: "x".into(), prob };
         let stored = |logprobs| {
@@ -205,7 +247,7 @@ mod tests {
             let measurement =
                 TokenMeasurement { token: 97, text: "a".into(), logprob: Some(-0.5), rank: None, entropy: None };
             let alternatives = vec![alternative(97, 0.6), alternative(98, 0.2), alternative(99, 0.1)];
-            let tokens = vec![MeasuredToken { measurement, alternatives }];
+            let tokens = vec![MeasuredToken { measurement, alternatives, is_hidden: false }];
             log.add(TextDelta { text: "a".into(), tokens, ..TextDelta::default() }, &vocabulary());
             match log.get(0) {
                 Some(LogEntry::Token(token)) => token.logprobs.len(),

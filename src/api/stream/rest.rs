@@ -111,7 +111,7 @@ pub(super) async fn generate(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, StreamError> {
     let config = RunConfig::parse(&shared::parse_json(&body?)?, false)?;
-    client.app.ready()?;
+    client.app.check_ready()?;
     let ping = client.app.config().server.sse_ping_interval;
     let new_run = NewRun {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// Maximum entries that a client may lag behind before its run is paused.
@@ -34,6 +34,8 @@ pub(super) struct StreamedRun {
     /// Progress of the prompt.
     progress: Mutex<Option<PromptProgress>>,
     ending: Mutex<Option<StreamedRunEnd>>,
+    /// Held during a change of parameters, which may end the run: the client receives the status before the last message.
+    pub(super) change_status: AsyncMutex<()>,
     /// Notified of every entry, of progress and of the end.
     changed: watch::Sender<()>,
     follower: watch::Sender<FollowerState>,
@@ -108,6 +110,7 @@ impl StreamedRun {
             config: Mutex::new(config),
             progress: Mutex::default(),
             ending: Mutex::default(),
+            change_status: AsyncMutex::default(),
             changed: watch::Sender::new(()),
             follower: watch::Sender::new(FollowerState { number: 0, is_connected: true, at: 0, since: Instant::now() }),
         });
@@ -254,7 +257,7 @@ async fn advance(
                 run.stop(EndCause::Timeout).await;
                 continue;
             }
-            () = app.stopped() => {
+            () = app.wait_until_stopped() => {
                 run.end(Err(ApiError::unavailable("the server is stopping").retry_after(1)));
                 break;
             }
@@ -282,7 +285,7 @@ async fn advance(
     drop(output);
     tokio::select! {
         () = sleep(grace_period) => {}
-        () = app.stopping() => {}
+        () = app.wait_until_stopping() => {}
     }
 }
 
@@ -325,6 +328,11 @@ impl Follower {
                 });
             }
             if let Some(ending) = ending {
+                drop(self.run.change_status.lock().await);
+                if self.run.follower.borrow().number != self.number {
+                    return None;
+                }
+                // After the last wait, so that the message is not lost if the caller drops this future.
                 self.sent_end = true;
                 return Some(message::last(&self.run, &ending, &self.text));
             }

@@ -19,8 +19,10 @@ use std::time::Duration;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum time without a byte from the server.
 const READ_TIMEOUT: Duration = Duration::from_mins(1);
-/// Maximum size of a list of files or branches.
+/// Maximum size of a list of files or branches, all pages together.
 const MAX_LIST_BYTES: usize = 32 << 20;
+/// Maximum pages of a list of files. The hub sends up to 1000 files on a page.
+const MAX_LIST_PAGES: usize = 1000;
 
 /// A server to download models from.
 #[derive(Debug)]
@@ -139,11 +141,24 @@ impl Remote {
 
     /// Returns the files of a repository's branch main, else of its first branch.
     pub async fn files_of_repository(&self, repository: &str) -> anyhow::Result<RemoteVersion> {
-        let refs: Refs = self.list(&["api", "models", repository, "refs"], repository).await?;
+        let mut list = ListReader { remote: self, repository, bytes: 0 };
+        let (refs, _) = list.read::<Refs>(self.url(&["api", "models", repository, "refs"])).await?;
         let valid = || refs.branches.iter().filter(|branch| is_commit(&branch.target_commit));
         let branch = valid().find(|branch| branch.name == "main").or_else(|| valid().next());
         let commit = branch.with_context(|| format!("{repository} has no branch"))?.target_commit.to_ascii_lowercase();
-        let entries: Vec<TreeEntry> = self.list(&["api", "models", repository, "tree", &commit], repository).await?;
+        let mut url = self.url(&["api", "models", repository, "tree", &commit]);
+        url.set_query(Some("recursive=true"));
+        let mut entries: Vec<TreeEntry> = Vec::new();
+        let mut next = Some(url);
+        for _ in 0..MAX_LIST_PAGES {
+            let Some(url) = next else { break };
+            let (page, following) = list.read::<Vec<TreeEntry>>(url).await?;
+            entries.extend(page);
+            next = following;
+        }
+        if next.is_some() {
+            bail!("the list of {repository} has more than {MAX_LIST_PAGES} pages");
+        }
         let file = |entry: TreeEntry| {
             let (sha256, size) = match entry.lfs {
                 Some(lfs) => (Some(lfs.oid), lfs.size.or(entry.size)),
@@ -252,22 +267,6 @@ impl Remote {
         }
     }
 
-    async fn list<T: DeserializeOwned>(&self, path: &[&str], repository: &str) -> anyhow::Result<T> {
-        let mut url = self.url(path);
-        url.set_query(Some("recursive=true"));
-        let sent = self.authorize(self.http.get(url.clone()), &url).send().await;
-        let mut response = self.accept(sent.map_err(|error| unreachable(&url, &error))?, repository)?;
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&url, &error))? {
-            body.extend_from_slice(&chunk);
-            if body.len() > MAX_LIST_BYTES {
-                bail!("the list of {repository} is larger than {} MiB", MAX_LIST_BYTES >> 20);
-            }
-        }
-        serde_json::from_slice(&body)
-            .with_context(|| format!("{url} is not a hub: its list of {repository} is invalid"))
-    }
-
     /// Returns a URL below the endpoint. The parts may contain slashes.
     fn url(&self, parts: &[&str]) -> Url {
         let mut url = self.endpoint.clone();
@@ -276,6 +275,46 @@ impl Remote {
         }
         url
     }
+}
+
+/// A reader of lists of a repository, which may have several pages.
+struct ListReader<'a> {
+    remote: &'a Remote,
+    repository: &'a str,
+    /// Bytes of all pages so far.
+    bytes: usize,
+}
+
+impl ListReader<'_> {
+    /// Reads a list. Returns the URL of its next page, too; `None` on the last one.
+    async fn read<T: DeserializeOwned>(&mut self, url: Url) -> anyhow::Result<(T, Option<Url>)> {
+        let Self { remote, repository, .. } = self;
+        let sent = remote.authorize(remote.http.get(url.clone()), &url).send().await;
+        let mut response = remote.accept(sent.map_err(|error| unreachable(&url, &error))?, repository)?;
+        let next = text(response.headers(), "link").and_then(|links| next_page(response.url(), links));
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&url, &error))? {
+            body.extend_from_slice(&chunk);
+            self.bytes += chunk.len();
+            if self.bytes > MAX_LIST_BYTES {
+                bail!("the list of {repository} is larger than {} MiB", MAX_LIST_BYTES >> 20);
+            }
+        }
+        let list = serde_json::from_slice(&body)
+            .with_context(|| format!("{url} is not a hub: its list of {repository} is invalid"))?;
+        Ok((list, next))
+    }
+}
+
+/// Returns the URL of the next page in the header `Link` of the page `current`, such as `<https://…>; rel="next"`.
+fn next_page(current: &Url, links: &str) -> Option<Url> {
+    let is_next = |parameter: &str| matches!(parameter.trim(), "rel=\"next\"" | "rel=next");
+    // A URL may contain commas and semicolons, but no `>`.
+    links.split('<').find_map(|link| {
+        let (url, parameters) = link.split_once('>')?;
+        let parameters = parameters.split(',').next()?;
+        parameters.split(';').any(is_next).then(|| current.join(url).ok()).flatten()
+    })
 }
 
 /// Returns the name of the cached repository for a URL, and the selector of its file. No repository on a hub can have this
@@ -321,4 +360,26 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// Describes a failed request by its innermost cause.
 pub fn unreachable(url: &Url, error: &reqwest::Error) -> anyhow::Error {
     anyhow!("{} does not answer: {}", url.host_str().unwrap_or_default(), root_cause(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Url, next_page};
+
+    #[test]
+    fn next_page_is_found_among_links() {
+        let current: Url = "https://hub.example/api/models/a/tree/main?recursive=true".parse().unwrap();
+        for (links, next) in [
+            (r#"<https://hub.example/api/x?cursor=a,b;c>; rel="next""#, Some("https://hub.example/api/x?cursor=a,b;c")),
+            (
+                r#"<https://hub.example/1>; rel="first", </api/x?cursor=a>; rel=next"#,
+                Some("https://hub.example/api/x?cursor=a"),
+            ),
+            (r#"<https://hub.example/1>; rel="first""#, None),
+            ("rel=next", None),
+            ("", None),
+        ] {
+            assert_eq!(next_page(&current, links).as_ref().map(Url::as_str), next, "{links}");
+        }
+    }
 }

@@ -164,6 +164,9 @@ impl Encoder {
     /// [`EncodeError`]; the request gets no outputs.
     pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, output: EncoderOutput) -> Result<Vec<Vec<f32>>, EncodeError> {
         let Inner { model, max_input_tokens, pending, .. } = &*self.0;
+        if inputs.is_empty() {
+            return Ok(Vec::new());
+        }
         for (index, input) in inputs.iter().enumerate() {
             if input.is_empty() {
                 return Err(EncodeError::Empty { index });

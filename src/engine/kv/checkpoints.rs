@@ -24,11 +24,11 @@ impl CheckpointPlan {
     }
 
     /// Plans checkpoints in a prompt of which `kv_len` tokens are cached: at the start of the last user message, where
-    /// similar prompts may start to differ, and at `outputs_from` (before the last token), from which the same prompt
+    /// similar prompts may start to differ, and at `must_decode_from` (before the last token), from which the same prompt
     /// can continue.
-    pub fn for_prompt(kv_len: usize, last_user: Option<usize>, outputs_from: usize) -> Self {
+    pub fn for_prompt(kv_len: usize, last_user: Option<usize>, must_decode_from: usize) -> Self {
         let mut last = kv_len;
-        let positions = last_user.into_iter().chain([outputs_from]).filter(|&at| at <= outputs_from);
+        let positions = last_user.into_iter().chain([must_decode_from]).filter(|&at| at <= must_decode_from);
         let prompt = positions
             .filter(|&at| {
                 let is_worthwhile = at >= last + MIN_CHECKPOINT_GAP;

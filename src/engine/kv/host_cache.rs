@@ -23,27 +23,40 @@ pub struct CachedState {
     pub history: SlotHistory,
 }
 
+/// Approximate size of a state, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StateSize {
+    pub fixed: usize,
+    pub per_token: usize,
+}
+
+impl StateSize {
+    /// Returns the bytes of a state of this number of tokens.
+    fn total_bytes(self, tokens: usize) -> usize {
+        self.fixed + tokens * self.per_token
+    }
+}
+
 /// Cached states, oldest first, up to a limit in bytes.
 pub struct HostCache {
     entries: VecDeque<CachedState>,
     bytes: usize,
     limit: usize,
-    /// Approximate size of a state: fixed bytes, and bytes per token.
-    state_bytes: (usize, usize),
+    state_size: StateSize,
     /// True if every prefix of a state can be used, so that a longer state replaces its prefixes.
     prefixes_usable: bool,
 }
 
 impl HostCache {
     /// Creates a cache of `limit` bytes; 0 keeps nothing.
-    pub fn new(limit: usize, state_bytes: (usize, usize), prefixes_usable: bool) -> Self {
-        Self { entries: VecDeque::new(), bytes: 0, limit, state_bytes, prefixes_usable }
+    pub fn new(limit: usize, state_size: StateSize, prefixes_usable: bool) -> Self {
+        Self { entries: VecDeque::new(), bytes: 0, limit, state_size, prefixes_usable }
     }
 
     /// Returns true if a state of these tokens fits and no cached state covers it.
     pub fn should_store(&self, tokens: &[TokenId], key: StateKey<'_>) -> bool {
         tokens.len() >= MIN_STATE_TOKENS
-            && self.state_bytes.0 + tokens.len() * self.state_bytes.1 <= self.limit
+            && self.state_size.total_bytes(tokens.len()) <= self.limit
             && !self.entries.iter().any(|entry| {
                 entry.key() == key
                     && covers(self.prefixes_usable, &entry.tokens, tokens)
@@ -131,6 +144,7 @@ mod tests {
     use super::*;
 
     const KEY: StateKey<'_> = StateKey { owner: None, adapters: None };
+    const SIZE: StateSize = StateSize { fixed: 0, per_token: 10 };
 
     fn with(adapters: &AdapterSet) -> StateKey<'_> {
         StateKey { adapters: Some(adapters), ..KEY }
@@ -160,7 +174,7 @@ mod tests {
     #[test]
     fn lookup_ignores_states_of_other_adapters() {
         let set = AdapterSet::new([crate::model::llama::ScaledAdapter { id: 0, scale: 1.0 }]);
-        let mut cache = HostCache::new(1 << 20, (0, 10), true);
+        let mut cache = HostCache::new(1 << 20, SIZE, true);
         cache.insert(CachedState { adapters: Some(set.clone()), ..state(0..60, 1000) });
         let prompt: Vec<TokenId> = (0..60).collect();
         assert!(
@@ -174,7 +188,7 @@ mod tests {
 
     #[test]
     fn insert_evicts_oldest_states() {
-        let mut cache = HostCache::new(3000, (0, 10), true);
+        let mut cache = HostCache::new(3000, SIZE, true);
         for start in [0, 1000, 2000, 3000] {
             cache.insert(state(start..start + 100, 1000));
         }
@@ -188,7 +202,7 @@ mod tests {
 
     #[test]
     fn lookup_returns_longest_match() {
-        let mut cache = HostCache::new(1 << 20, (0, 10), true);
+        let mut cache = HostCache::new(1 << 20, SIZE, true);
         cache.insert(state(0..100, 1000));
         cache.insert(state(0..60, 1000));
         assert_eq!(cache.iter().count(), 2, "a shorter state does not replace a longer one");
@@ -206,14 +220,14 @@ mod tests {
                 && cache.should_store(&prompt, KEY)
                 && !cache.should_store(&other[..20], KEY)
         );
-        assert!(!HostCache::new(1999, (0, 10), true).should_store(&prompt, KEY));
+        assert!(!HostCache::new(1999, SIZE, true).should_store(&prompt, KEY));
         let taken = cache.take(best).unwrap();
         assert_eq!((taken.tokens.len(), cache.bytes), (100, 1000));
     }
 
     #[test]
     fn states_with_unusable_prefixes_do_not_replace_shorter_ones() {
-        let mut cache = HostCache::new(1 << 20, (0, 10), false);
+        let mut cache = HostCache::new(1 << 20, SIZE, false);
         cache.insert(state(0..60, 1000));
         let prompt: Vec<TokenId> = (0..100).collect();
         assert!(cache.should_store(&prompt, KEY) && !cache.should_store(&prompt[..60], KEY));

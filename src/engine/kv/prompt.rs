@@ -50,3 +50,12 @@ pub struct SlotChoice {
     /// History of the tokens that the prompt has in common with the state.
     pub history: SlotHistory,
 }
+
+/// A prefix of a prompt that the run in another slot is decoding.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpectedPrefix {
+    /// The other slot.
+    pub slot: usize,
+    /// Tokens that the slot's state will have in common with the prompt.
+    pub tokens: usize,
+}

@@ -1,7 +1,8 @@
 //! Reports the end of a run that must be stored before its client receives the end.
 
+use crate::engine::control::RunControl;
 use crate::engine::output::Output;
-use crate::events::{EndCause, RunEnd, Usage};
+use crate::events::{EndCause, RunEnd};
 use crate::recording::{DurabilityAck, NotStored};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,130 +24,103 @@ enum NotDurable {
 }
 
 /// Returns a channel that forwards the outputs of a run, and holds back its end until the run is stored. If the run
-/// cannot be stored, the channel ends with an error instead. `unfinished` is the end to report if storing fails before
-/// the run has ended.
-pub fn hold_end(output: mpsc::Receiver<Output>, ack: DurabilityAck, unfinished: RunEnd) -> mpsc::Receiver<Output> {
+/// cannot be stored, its end is an error; if it is still running then, `control` ends it.
+pub fn hold_end(output: mpsc::Receiver<Output>, ack: DurabilityAck, control: RunControl) -> mpsc::Receiver<Output> {
     // Outputs that the client has not read wait in `output`, which limits their bytes.
     let (client, held) = mpsc::channel(1);
-    tokio::spawn(forward(output, ack, unfinished, client));
+    tokio::spawn(forward(output, ack, control, client));
     held
 }
 
 async fn forward(
     mut output: mpsc::Receiver<Output>,
     mut ack: DurabilityAck,
-    mut end: RunEnd,
+    control: RunControl,
     client: mpsc::Sender<Output>,
 ) {
-    let mut text: Vec<char> = Vec::new();
-    let mut tokens = 0usize;
-    let mut is_stored = false;
-    let reason = loop {
+    // `None` until the ack arrives.
+    let mut outcome: Option<Result<(), NotDurable>> = None;
+    loop {
         let next = tokio::select! {
-            outcome = wait_until_stored(&mut ack), if !is_stored => match outcome {
-                Ok(()) => {
-                    is_stored = true;
-                    continue;
+            stored = wait_until_stored(&mut ack), if outcome.is_none() => {
+                if let Err(reason) = &stored {
+                    // Fails if the run has ended. Otherwise its next outputs are the rest of its text and its end.
+                    let _ = control.stop(EndCause::NotRecorded, reason.message()).await;
                 }
-                Err(reason) => break reason,
-            },
+                outcome = Some(stored);
+                continue;
+            }
             output = output.recv() => output,
             () = client.closed() => return,
         };
-        match next {
-            Some(Output::Ended(ended)) => {
-                if !is_stored {
-                    let outcome = timeout(STORE_TIMEOUT, wait_until_stored(&mut ack)).await;
-                    if let Err(reason) = outcome.unwrap_or(Err(NotDurable::Timeout)) {
-                        end = RunEnd::clone(&ended);
-                        break reason;
-                    }
-                }
-                let _ = client.send(Output::Ended(ended)).await;
+        let next = match next {
+            Some(Output::Ended(end)) => {
+                // The recording of a run with this cause has failed.
+                let failed = end.finish.cause == Some(EndCause::NotRecorded);
+                let end = if failed { end } else { await_storage(end, outcome, &mut ack).await };
+                let _ = client.send(Output::Ended(end)).await;
                 return;
             }
-            Some(next) => {
-                match &next {
-                    Output::Text(delta) => {
-                        text.extend(delta.text.chars());
-                        tokens += delta.tokens.len();
-                    }
-                    Output::Retract { chars, tokens: removed } => {
-                        tokens = tokens.saturating_sub(*removed);
-                        text.truncate(text.len().saturating_sub(*chars));
-                    }
-                    Output::PromptProbabilities(_) | Output::PromptProgress(_) | Output::Ended(_) => {}
-                }
-                end.finish.usage.completion_tokens = tokens as u32;
-                if client.send(next).await.is_err() {
-                    return;
-                }
-            }
+            Some(next) => next,
             None => return,
+        };
+        if client.send(next).await.is_err() {
+            return;
         }
-    };
-    if end.finish.text.is_empty() {
-        end.finish.text = text.into_iter().collect();
     }
-    end.set_aborted(EndCause::NotRecorded, format!("the run must be recorded, but {reason}"));
-    let _ = client.send(Output::Ended(Arc::new(end))).await;
+}
+
+/// Waits until an ended run is stored, unless the `outcome` is known. Returns the end for the client: that of the run, or
+/// an error if it is not known to be stored.
+async fn await_storage(
+    end: Arc<RunEnd>,
+    outcome: Option<Result<(), NotDurable>>,
+    ack: &mut DurabilityAck,
+) -> Arc<RunEnd> {
+    let outcome = match outcome {
+        Some(outcome) => outcome,
+        None => timeout(STORE_TIMEOUT, wait_until_stored(ack)).await.unwrap_or(Err(NotDurable::Timeout)),
+    };
+    let Err(reason) = outcome else { return end };
+    let mut end = RunEnd::clone(&end);
+    end.set_aborted(EndCause::NotRecorded, reason.message());
+    Arc::new(end)
 }
 
 async fn wait_until_stored(ack: &mut DurabilityAck) -> Result<(), NotDurable> {
     ack.await.map_err(|_| NotDurable::RecorderStopped)?.map_err(NotDurable::NotStored)
 }
 
-/// Returns the end of a run that has not generated anything.
-pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
-    RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
+impl NotDurable {
+    /// Returns the message for the client.
+    fn message(&self) -> String {
+        format!("the run must be recorded, but {self}")
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{hold_end, unfinished_end};
-    use crate::engine::output::{MeasuredToken, Output, TextDelta};
-    use crate::events::{EndCause, FinishReason, RunEnd, RunStatus, TokenMeasurement, system};
+    use super::hold_end;
+    use crate::engine::control::RunControl;
+    use crate::engine::output::Output;
+    use crate::events::{EndCause, FinishReason, RunEnd, RunId, RunStatus, Usage, system};
+    use crate::model::grammar::testing::vocabulary;
     use crate::recording::NotStored;
     use std::sync::Arc;
     use tokio::sync::{mpsc, oneshot};
-
-    fn aborted(end: &RunEnd) -> (RunStatus, FinishReason, Option<EndCause>) {
-        (end.status, end.finish.reason, end.finish.cause)
-    }
 
     #[tokio::test]
     async fn run_that_cannot_be_stored_ends_with_error() {
         let (run, output) = mpsc::channel(4);
         let (ack, receiver) = oneshot::channel();
-        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3));
-        let mut done = unfinished_end(system::now(), 3);
+        let (commands, _) = std::sync::mpsc::channel();
+        let mut held = hold_end(output, receiver, RunControl::new(RunId::now(), commands, vocabulary()));
+        let mut done = RunEnd::empty(system::now(), Usage::default());
         (done.status, done.finish.reason) = (RunStatus::Done, FinishReason::Stop);
         run.send(Output::Ended(Arc::new(done))).await.unwrap();
         ack.send(Err(NotStored::NoRoom)).unwrap();
         let Some(Output::Ended(end)) = held.recv().await else { panic!("no end") };
-        assert_eq!(aborted(&end), (RunStatus::Failed, FinishReason::Error, Some(EndCause::NotRecorded)));
-    }
-
-    #[tokio::test]
-    async fn run_that_cannot_be_stored_ends_without_retracted_tokens() {
-        let delta = |texts: &[&str]| {
-            let measure = |text: &&str| {
-                let text = (*text).to_owned();
-                let measurement = TokenMeasurement { token: 1, text, logprob: None, rank: None, entropy: None };
-                MeasuredToken { measurement, alternatives: Vec::new() }
-            };
-            let tokens = texts.iter().map(measure).collect();
-            Output::Text(TextDelta { text: texts.concat(), tokens, ..TextDelta::default() })
-        };
-        let (run, output) = mpsc::channel(4);
-        let (ack, receiver) = oneshot::channel();
-        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3));
-        for output in [delta(&["a", "bé", "c"]), Output::Retract { chars: 3, tokens: 2 }, delta(&["d"])] {
-            run.send(output).await.unwrap();
-            held.recv().await.unwrap();
-        }
-        ack.send(Err(NotStored::NoRoom)).unwrap();
-        let Some(Output::Ended(end)) = held.recv().await else { panic!("no end") };
-        assert_eq!((end.finish.text.as_str(), end.finish.usage.completion_tokens), ("ad", 2));
+        let aborted = (end.status, end.finish.reason, end.finish.cause);
+        assert_eq!(aborted, (RunStatus::Failed, FinishReason::Error, Some(EndCause::NotRecorded)));
     }
 }

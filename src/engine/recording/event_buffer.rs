@@ -96,20 +96,20 @@ impl EventBuffer {
         self.copied_time = elapsed.map_or(self.copied_time, Duration::from_micros);
     }
 
-    /// Adds a mod call and returns its number.
-    pub fn call(&mut self, call: ModCall) -> i32 {
+    /// Adds a mod call and returns its number. `create` gets the current time, and is only called if items are recorded.
+    pub fn call(&mut self, create: impl FnOnce(DateTime<Utc>) -> ModCall) -> i32 {
         let index = self.next_call;
         self.next_call += 1;
         if self.recorded {
-            self.items.push(TraceItem::ModCall(call));
+            self.items.push(TraceItem::ModCall(create(self.now())));
         }
         index
     }
 
-    /// Adds a log line.
-    pub fn log(&mut self, log: ModLog) {
+    /// Adds a log line. `create` gets the current time, and is only called if items are recorded.
+    pub fn log(&mut self, create: impl FnOnce(DateTime<Utc>) -> ModLog) {
         if self.recorded {
-            self.items.push(TraceItem::ModLog(log));
+            self.items.push(TraceItem::ModLog(create(self.now())));
         }
     }
 

@@ -23,7 +23,11 @@ impl Run {
     /// recorded with them.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32, note: Option<String>) {
         if !self.budget.permits(step) {
-            return self.finish_at_last_step();
+            return if self.ends_with_end_token() {
+                self.finish(FinishReason::Stop)
+            } else {
+                self.finish_at_last_step()
+            };
         }
         self.truncate_at_end(&mut tokens);
         let ends = tokens.last().is_some_and(|&token| self.view.ends_answer(token));
@@ -36,6 +40,7 @@ impl Run {
         tokens.truncate(self.sequence.room());
         if tokens.is_empty() {
             return self.finish(match made_room {
+                _ if self.ends_with_end_token() => FinishReason::Stop.into(),
                 Ok(_) => self.max_tokens_reason(),
                 Err(full) => EndReason::new(FinishReason::Length, full),
             });
@@ -49,12 +54,18 @@ impl Run {
         if first.is_some() {
             self.attention.push_drawn();
         }
-        let outputs_from = if first.is_some() { start } else { self.last_outputs_from() };
-        self.sequence.decode_from(outputs_from);
+        let logits_from = if first.is_some() { start } else { self.last_logits_from() };
+        self.sequence.decode_from(logits_from);
         self.step_logits.discard_model_logits();
         self.sequence.extend(&tokens);
         self.forced = Some(ForcedTokens { start, step, note, measurements: first.into_iter().collect() });
-        self.state = RunState::Decode { outputs_from };
+        self.state = RunState::Decode { logits_from };
+    }
+
+    /// Returns true if the last token of the answer ends the generation.
+    fn ends_with_end_token(&self) -> bool {
+        self.sequence.generated_in_context() > 0
+            && self.sequence.last().is_some_and(|token| self.view.ends_answer(token))
     }
 
     /// Updates the parts of the run after the last `removed` tokens were removed from the sequence.

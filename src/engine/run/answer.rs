@@ -49,13 +49,14 @@ impl PendingAnswer {
         self.text.push(piece, hidden)
     }
 
-    /// Queues appended tokens. `alternatives` are the most probable tokens at the position of the first; `None` for
-    /// forced tokens.
+    /// Queues the tokens that were pushed last. `alternatives` are the most probable tokens at the position of the first;
+    /// `None` for forced tokens.
     pub fn queue(&mut self, tokens: Vec<TokenMeasurement>, alternatives: Option<Vec<Alternative>>) {
         let mut alternatives = alternatives.into_iter();
-        self.unreleased.extend(tokens.into_iter().map(|measurement| {
+        let first = self.text.tokens() - tokens.len();
+        self.unreleased.extend(tokens.into_iter().enumerate().map(|(index, measurement)| {
             let alternatives = alternatives.next().unwrap_or_default();
-            MeasuredToken { measurement, alternatives }
+            MeasuredToken { measurement, alternatives, is_hidden: !self.text.has_text(first + index) }
         }));
     }
 

@@ -5,11 +5,10 @@ use super::mod_health::ModHealth;
 use super::step_logits::EditEffect;
 use crate::engine::latencies::ModCalls;
 use crate::engine::recording::event_buffer::EventBuffer;
-use crate::events::{self, EventType, LogLevel, ModCall, ModFailures, ModLog, RawJson, shortest_f64};
+use crate::events::{EventType, LogLevel, ModCall, ModFailures, ModLog, MovedToken, TokenId};
 use crate::model::llama::LayerSet;
 use crate::model::{Vocabulary, without_nul};
 use crate::mods::{Action, Call, ModInstance, ModLogLine, Reply, ReplySender};
-use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -189,28 +188,27 @@ impl Dispatch {
             tracing::warn!(mod.name = active.name, "{message}");
             ModLogLine { level: LogLevel::Error, message: message.to_owned() }
         });
-        let (failed, message, traceback) = match exception {
-            Some(exception) => (true, Some(exception.message), exception.traceback),
-            None => (false, None, None),
-        };
-        let call_index = event_buffer.call(ModCall {
-            event_sequence_order: event.order,
-            mod_name: active.name.clone(),
-            event_type: event.event,
-            step: event.step as i32,
-            created_at: Some(event_buffer.now()),
-            execution_time_ms: Some(elapsed.as_secs_f64() * 1000.0),
-            exception_occurred: failed,
-            exception_message: message,
-            exception_traceback: traceback,
+        let call_index = event_buffer.call(|now| {
+            let (message, traceback) = exception.map(|it| (it.message, it.traceback)).unzip();
+            ModCall {
+                event_sequence_order: event.order,
+                mod_name: active.name.clone(),
+                event_type: event.event,
+                step: event.step as i32,
+                created_at: Some(now),
+                execution_time_ms: Some(elapsed.as_secs_f64() * 1000.0),
+                exception_occurred: message.is_some(),
+                exception_message: message,
+                exception_traceback: traceback.flatten(),
+            }
         });
         for log in reply.logs.into_iter().chain(disabled_log) {
-            event_buffer.log(ModLog {
+            event_buffer.log(|now| ModLog {
                 mod_call_sequence: call_index,
                 mod_name: active.name.clone(),
                 log_message: log.message,
                 log_level: log.level,
-                created_at: Some(event_buffer.now()),
+                created_at: Some(now),
             });
         }
         let superseded = action.is_control() && event.winner.is_some();
@@ -230,64 +228,15 @@ impl Dispatch {
         if !event_buffer.is_recorded() || (matches!(action, Action::Noop) && !active.records_noop) {
             return;
         }
-        let mut record = events::ActionRecord::new(recorded.call_index, action.kind(), Some(event_buffer.now()));
-        let mut details = serde_json::Map::new();
-        details.insert("version".into(), json!(active.version));
-        if recorded.superseded {
-            details.insert("superseded".into(), json!(true));
-        }
-        let mut put_tokens = |tokens: &[i32]| {
-            if !tokens.is_empty() {
-                details.insert("tokens".into(), json!(tokens));
-                details.insert("texts".into(), json!(vocabulary.storable_texts(tokens)));
-            }
-        };
+        let (mut record, mut details) = action.to_record(recorded.call_index, Some(event_buffer.now()), vocabulary);
+        details.version.clone_from(&active.version);
+        details.superseded = recorded.superseded;
         match action {
-            Action::Noop => {}
-            Action::AdjustedPrefill { tokens, max_tokens } => {
-                put_tokens(tokens);
-                record.new_prompt = Some(without_nul(vocabulary.decode(tokens)));
-                record.new_length = Some(tokens.len() as i32);
-                record.adjusted_max_steps = max_tokens.map(saturating_i32);
-            }
-            Action::AdjustedLogits { edit, temperature } => {
-                record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
-                record.temperature = temperature.map(shortest_f64);
-                details.insert("edit".into(), json!(edit.as_str()));
-                let shifted: Vec<_> = effect
-                    .edit
-                    .shifted
-                    .iter()
-                    .map(|&(token, before, after)| {
-                        let text = without_nul(vocabulary.decode(&[token]));
-                        json!({ "token": token, "text": text, "before": before, "after": after })
-                    })
-                    .collect();
-                details.insert("moved".into(), json!(shifted));
-            }
-            Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => {
-                put_tokens(tokens);
-                record.token_count = Some(tokens.len() as i32);
-                record.tokens_preview = Some(without_nul(vocabulary.decode(&tokens[..tokens.len().min(10)])));
-            }
-            Action::Backtrack { n, tokens } => {
-                put_tokens(tokens);
-                record.backtrack_steps = Some(saturating_i32(*n));
-                record.backtrack_token_count = Some(tokens.len() as i32);
-                if let Some(removed) = effect.removed {
-                    details.insert("removed".into(), json!(removed));
-                }
-                if effect.clamped {
-                    details.insert("clamped".into(), json!(true));
-                }
-            }
-            Action::ToolCalls(payload) => {
-                record.has_tool_calls = Some(true);
-                record.tool_calls = to_raw_json(payload);
-            }
-            Action::EmitError { message, .. } => record.error_message = Some(message.clone()),
+            Action::Backtrack { .. } => (details.removed, details.clamped) = (effect.removed, effect.clamped),
+            Action::AdjustedLogits { .. } => details.moved = Some(moved_tokens(&effect.edit, vocabulary)),
+            _ => {}
         }
-        record.details = to_raw_json(&serde_json::Value::Object(details));
+        record.details = details.to_json();
         event_buffer.action(record);
     }
 }
@@ -315,13 +264,13 @@ pub struct ActionEffect {
     pub edit: EditEffect,
 }
 
-/// Converts a number from a mod to the type of the trace; saturates at the maximum.
-fn saturating_i32(number: u32) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
-}
-
-fn to_raw_json(value: &serde_json::Value) -> Option<RawJson> {
-    serde_json::value::to_raw_value(value).ok()
+fn moved_tokens(effect: &EditEffect, vocabulary: &Vocabulary) -> Vec<MovedToken> {
+    let to_moved = |&(token, before, after): &(TokenId, f32, f32)| {
+        let text = without_nul(vocabulary.decode(&[token]));
+        let finite = |prob: f32| prob.is_finite().then_some(prob);
+        MovedToken { token, text, before: finite(before), after: finite(after) }
+    };
+    effect.shifted.iter().map(to_moved).collect()
 }
 
 #[cfg(test)]

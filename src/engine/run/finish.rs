@@ -96,6 +96,7 @@ impl Run {
             // Set by an earlier end if the run had already ended.
             let _ = self.metrics.tokens_after_text.set(self.answer.unreleased_ids().collect());
         }
+        let _ = self.metrics.kv_len.set(self.sequence.kv_len() as u32);
         let generated = self.sequence.answer_len();
         let ends_hidden = generated > 0 && self.sequence.last().is_some_and(|token| self.view.ends_answer(token));
         let message = message.into_iter().chain(self.dispatch.disabled()).reduce(|all, next| all + "; " + &next);
@@ -120,7 +121,7 @@ impl Run {
                 fault,
                 cause,
                 usage: Usage {
-                    prompt_tokens: self.sequence.prompt_tokens() as u32,
+                    prompt_tokens: self.sequence.initial_prompt_len() as u32,
                     cached_tokens: self.sequence.cached_tokens() as u32,
                     completion_tokens: (generated - usize::from(ends_hidden)) as u32,
                 },

@@ -78,8 +78,8 @@ impl RunResources {
 enum RunState {
     /// Not started.
     New,
-    /// The tokens that the KV cache does not hold must be decoded, with logits from position `outputs_from` on.
-    Decode { outputs_from: usize },
+    /// The tokens that the KV cache does not hold must be decoded, with logits from position `logits_from` on.
+    Decode { logits_from: usize },
     /// An event is dispatched to the mods; the reply of a mod may be awaited.
     Dispatching(DispatchedEvent),
     /// The run has ended.

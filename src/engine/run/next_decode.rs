@@ -16,7 +16,7 @@ impl Run {
     /// Returns the position from which the run needs logits, if it needs a decode.
     pub fn logits_from(&self) -> Option<usize> {
         match self.state {
-            RunState::Decode { outputs_from } => Some(outputs_from),
+            RunState::Decode { logits_from } => Some(logits_from),
             _ => None,
         }
     }
@@ -39,10 +39,10 @@ impl Run {
             None => self.sequence.text_decode_len(),
         };
         let kv_len = self.sequence.kv_len();
-        let outputs_from = self.logits_from().unwrap_or(kv_len);
-        len = len.min(outputs_from.saturating_sub(kv_len) + MAX_LOGIT_ROWS);
+        let logits_from = self.logits_from().unwrap_or(kv_len);
+        len = len.min(logits_from.saturating_sub(kv_len) + MAX_LOGIT_ROWS);
         if self.request.report.attention_rows {
-            let rows_from = outputs_from.max(self.sequence.prompt_len().saturating_sub(1));
+            let rows_from = logits_from.max(self.sequence.prompt_len().saturating_sub(1));
             len = len.min(rows_from.saturating_sub(kv_len) + MAX_ATTENTION_ROWS);
         }
         len
@@ -70,7 +70,7 @@ impl Run {
         let begins_step = logits && position + 1 == len;
         TokenOutputs {
             logits,
-            attention: self.attention.captures(position, logits, len, self.sequence.prompt_len()),
+            attention: self.attention.is_captured(position, logits, len, self.sequence.prompt_len()),
             lens: self.request.lens && begins_step,
             hidden_states: if begins_step { self.dispatch.hidden_layers() } else { LayerSet::default() },
         }
@@ -85,10 +85,10 @@ impl Run {
     }
 
     /// Plans the checkpoints of the state.
-    pub fn plan_checkpoints(&mut self, outputs_from: usize) {
+    pub fn plan_checkpoints(&mut self, logits_from: usize) {
         // Later requests and mods that backtrack can return to a checkpoint in the prompt.
         let in_prompt = self.request.cache_prompt || !self.dispatch.is_empty();
-        self.sequence.plan_checkpoints(outputs_from, in_prompt);
+        self.sequence.plan_checkpoints(logits_from, in_prompt);
     }
 
     /// Returns the purpose of a checkpoint after the last decode, if one is due.

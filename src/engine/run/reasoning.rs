@@ -3,6 +3,7 @@
 
 use crate::engine::request::ReasoningBudget;
 use crate::events::TokenId;
+use memchr::memmem;
 
 /// Reasoning tokens of one run, counted against its budget.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl ReasoningTracker {
         let first = start.saturating_sub(marker.len().saturating_sub(1));
         let mut recent = self.tokens.iter().rev().take_while(|token| token.start > first);
         let search_from = recent.find(|token| token.is_reasoning != was_reasoning).map_or(first, |token| token.start);
-        let ends_marker = !marker.is_empty() && contains(&self.text[search_from..], marker.as_bytes());
+        let ends_marker = !marker.is_empty() && memmem::find(&self.text[search_from..], marker.as_bytes()).is_some();
         let counts = was_reasoning && !ends_marker;
         self.used += usize::from(counts);
         self.tokens.push(TokenState { start, is_reasoning: was_reasoning != ends_marker, counts });
@@ -92,10 +93,6 @@ impl ReasoningTracker {
     fn is_reasoning(&self) -> bool {
         self.tokens.last().map_or(self.budget.starts_in_reasoning, |token| token.is_reasoning)
     }
-}
-
-fn contains(text: &[u8], marker: &[u8]) -> bool {
-    text.windows(marker.len()).any(|window| window == marker)
 }
 
 #[cfg(test)]

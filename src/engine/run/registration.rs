@@ -88,8 +88,7 @@ impl Drop for PanicGuard {
 mod tests {
     use super::PanicGuard;
     use crate::engine::output::Output;
-    use crate::engine::recording::durability::unfinished_end;
-    use crate::events::{EndCause, FinishReason, RunEnd, RunId, RunStatus, system};
+    use crate::events::{EndCause, FinishReason, RunEnd, RunId, RunStatus, Usage, system};
     use crate::recording::Signal;
     use tokio::sync::mpsc;
 
@@ -97,7 +96,8 @@ mod tests {
     fn dropped_guard_reports_stopped_engine() {
         let (client, mut output) = mpsc::channel(1);
         let (recorder, mut signals) = mpsc::channel(1);
-        drop(PanicGuard::new(RunId::now(), client, Some(recorder), unfinished_end(system::now(), 3)));
+        let unfinished = RunEnd::empty(system::now(), Usage::default());
+        drop(PanicGuard::new(RunId::now(), client, Some(recorder), unfinished));
         let aborted = |end: &RunEnd| (end.status, end.finish.reason, end.finish.cause);
         let expected = (RunStatus::Failed, FinishReason::Cancelled, Some(EndCause::EngineStopped));
         assert!(matches!(output.try_recv(), Ok(Output::Ended(end)) if aborted(&end) == expected));

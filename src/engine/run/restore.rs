@@ -4,9 +4,8 @@
 use super::Run;
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
-use crate::events::{ActionRecord, ActionType, Event, EventType, FinishReason, TokenId, TraceItem};
+use crate::events::{ActionDetails, ActionRecord, ActionType, Event, EventType, FinishReason, TokenId, TraceItem};
 use crate::model::llama::Sampler;
-use crate::mods::ActionDetails;
 
 impl Run {
     /// Applies the recorded items before the fork, and copies them into the recording of the new run, except for
@@ -149,7 +148,7 @@ impl Run {
                 }
             }
             ActionType::Backtrack => {
-                let removed = details.removed.ok_or("the length of a backtrack is not recorded")?;
+                let removed = details.removed.ok_or("the length of a backtrack is not recorded")? as usize;
                 if removed > self.sequence.generated_in_context() {
                     return Err("a backtrack removes more than was generated".into());
                 }

@@ -20,9 +20,10 @@ pub struct Sequence {
     tokens: Vec<TokenId>,
     /// Role of each part of the prompt.
     spans: Vec<Span>,
+    /// Number of prompt tokens that are in the context.
     prompt_len: usize,
-    /// Prompt tokens at the start of the run.
-    prompt_tokens: usize,
+    /// Number of prompt tokens with which the run began. Later evictions do not change it.
+    initial_prompt_len: usize,
     /// Number of tokens at the start whose state the KV cache holds.
     kv_len: usize,
     /// Prompt tokens whose KV state was reused; `None` before the first decode.
@@ -46,7 +47,7 @@ impl Sequence {
         Self {
             spans: std::mem::take(&mut request.spans),
             prompt_len: tokens.len(),
-            prompt_tokens: tokens.len(),
+            initial_prompt_len: tokens.len(),
             tokens,
             kv_len: 0,
             cached_tokens: None,
@@ -85,9 +86,9 @@ impl Sequence {
         self.prompt_len
     }
 
-    /// Returns the number of prompt tokens at the start of the run.
-    pub fn prompt_tokens(&self) -> usize {
-        self.prompt_tokens
+    /// Returns the number of prompt tokens with which the run began.
+    pub fn initial_prompt_len(&self) -> usize {
+        self.initial_prompt_len
     }
 
     /// Returns the number of prompt tokens whose KV state was reused.
@@ -98,13 +99,13 @@ impl Sequence {
     /// Returns the number of prompt tokens that were decoded, without the cached ones. `is_complete` is true after the
     /// decode of the whole prompt.
     pub fn prompt_decoded(&self, is_complete: bool) -> usize {
-        let processed = if is_complete { self.prompt_tokens } else { self.kv_len.min(self.prompt_tokens) };
+        let processed = if is_complete { self.initial_prompt_len } else { self.kv_len.min(self.initial_prompt_len) };
         processed.saturating_sub(self.cached_tokens())
     }
 
     /// Returns the number of tokens of the answer, including those that a full context evicted.
     pub fn answer_len(&self) -> usize {
-        self.generated_in_context() + self.evictions.generated
+        self.generated_in_context() + self.evictions.generated()
     }
 
     /// Returns the number of generated tokens that are in the context.
@@ -115,13 +116,13 @@ impl Sequence {
     /// Returns the number of generated tokens that a full context evicted, and the index of the first token that
     /// followed all evicted ones (0 if none were evicted).
     pub fn evicted_generated(&self) -> (usize, usize) {
-        (self.evictions.generated, self.evictions.end)
+        (self.evictions.generated(), self.evictions.end())
     }
 
     /// Returns the number of tokens that a mod can remove: those of the answer after evicted ones. One token always
     /// remains, because the model needs it to continue.
     pub fn removable(&self) -> usize {
-        self.tokens.len() - self.prompt_len.max(self.evictions.end).max(1)
+        self.tokens.len() - self.prompt_len.max(self.evictions.end()).max(1)
     }
 
     /// Returns the number of tokens that the context still has room for.
@@ -151,21 +152,20 @@ impl Sequence {
         self.unchanged = self.unchanged.min(self.tokens.len());
     }
 
-    /// Removes the whole answer, including its evicted tokens. Returns the number of tokens that were in the context.
+    /// Removes the whole answer. Returns the number of its tokens, including those that a full context evicted.
     pub fn retract_answer(&mut self) -> usize {
         let count = self.generated_in_context();
         self.retract(count);
-        (self.evictions.generated, self.evictions.end) = (0, 0);
-        count
+        count + self.evictions.clear_answer()
     }
 
     /// Replaces the prompt with that of a mod, and clears spans and history, which belong to the old prompt.
     pub fn replace_prompt(&mut self, tokens: Vec<TokenId>) {
         self.prompt_len = tokens.len();
-        self.prompt_tokens = tokens.len();
+        self.initial_prompt_len = tokens.len();
         self.tokens = tokens;
         self.unchanged = 0;
-        self.evictions.end = 0;
+        self.evictions.clear_answer();
         self.history = SlotHistory::default();
         self.spans.clear();
     }
@@ -200,7 +200,7 @@ impl Sequence {
     /// before.
     pub fn count_cached_tokens(&mut self) -> bool {
         let is_first = self.cached_tokens.is_none();
-        self.cached_tokens.get_or_insert(self.kv_len.min(self.prompt_tokens));
+        self.cached_tokens.get_or_insert(self.kv_len.min(self.initial_prompt_len));
         is_first
     }
 
@@ -236,10 +236,10 @@ impl Sequence {
     }
 
     /// Plans the checkpoints of the state, before the first decode. `in_prompt` is true if the prompt gets checkpoints.
-    pub fn plan_checkpoints(&mut self, outputs_from: usize, in_prompt: bool) {
+    pub fn plan_checkpoints(&mut self, logits_from: usize, in_prompt: bool) {
         let last_user = self.spans.iter().rfind(|span| span.role == "user").map(|span| span.start as usize);
         self.checkpoints = if in_prompt {
-            CheckpointPlan::for_prompt(self.kv_len, last_user, outputs_from)
+            CheckpointPlan::for_prompt(self.kv_len, last_user, logits_from)
         } else {
             CheckpointPlan::without_prompt(self.kv_len)
         };
@@ -253,38 +253,36 @@ impl Sequence {
 
     /// Returns true if the context was full.
     pub fn is_truncated(&self) -> bool {
-        self.evictions.truncated
+        self.evictions.was_full()
     }
 
     /// Returns the number of evicted tokens, and the evicted messages.
     pub fn evicted(&self) -> (usize, &[EvictedMessage]) {
-        (self.evictions.tokens, &self.evictions.messages)
+        (self.evictions.tokens(), self.evictions.messages())
     }
 
     /// Takes the evictions that no event has recorded yet.
     pub fn take_unreported_eviction(&mut self) -> Option<Box<Eviction>> {
-        self.evictions.unreported.take()
+        self.evictions.take_unreported()
     }
 
     /// Sets the history of the slot, replaces the prompt with its alignment to that history, and evicts messages if the
     /// prompt does not fit.
     pub fn fit_prompt(&mut self, aligned: Option<Alignment>, history: SlotHistory) {
         self.unchanged = 0;
-        let original = (self.tokens.clone(), self.spans.clone());
-        if let Some(aligned) = aligned {
-            let omitted = aligned.omitted;
+        let original = aligned.map(|Alignment { tokens, spans, omitted }| {
             if !omitted.is_empty() {
-                let messages = conversation::evicted_messages(&original.0, &original.1, &omitted, &self.vocabulary);
-                self.evictions.record(&omitted, messages);
+                let messages = conversation::evicted_messages(&self.tokens, &self.spans, &omitted, &self.vocabulary);
+                self.evictions.omit(&omitted, messages);
             }
-            self.tokens = aligned.tokens;
-            self.spans = aligned.spans;
-        }
+            (std::mem::replace(&mut self.tokens, tokens), std::mem::replace(&mut self.spans, spans))
+        });
         self.history = history;
         self.prompt_len = self.tokens.len();
         if self.tokens.len() >= self.limit.context
             && !self.limit.is_filled_by(self.tokens.len())
             && self.make_room(1).is_err()
+            && let Some(original) = original
         {
             // The prompt may only be too long because of restored reasoning.
             (self.tokens, self.spans) = original;
@@ -294,7 +292,7 @@ impl Sequence {
             // Submission has checked that the original prompt can be made to fit.
             let _ = self.make_room(1);
         }
-        self.prompt_tokens = self.prompt_len;
+        self.initial_prompt_len = self.prompt_len;
     }
 
     /// Evicts tokens if necessary so that `more` tokens can follow. Returns true if it evicted any.
@@ -307,7 +305,7 @@ impl Sequence {
             return Ok(false);
         }
         let max = context.saturating_sub(more);
-        self.evictions.truncated = true;
+        self.evictions.set_full();
         match self.limit.overflow {
             Overflow::Stop => Err(format!("the context of {context} tokens is full")),
             Overflow::Shift { keep, discard } => {
@@ -354,7 +352,7 @@ impl Sequence {
     /// Returns the history for the slot, including this answer so far.
     pub fn slot_history(&self) -> SlotHistory {
         let mut history = self.history.clone();
-        if self.evictions.generated == 0 && !self.spans.is_empty() {
+        if self.evictions.generated() == 0 && !self.spans.is_empty() {
             history.record_answer(self.prompt_len, &self.tokens[self.prompt_len..], &self.vocabulary);
         }
         history
@@ -362,7 +360,7 @@ impl Sequence {
 
     /// Removes ordered ranges from the sequence, and lists the removal for the KV cache.
     fn remove_ranges(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
-        self.evictions.record(ranges, messages);
+        self.prompt_len = self.evictions.remove(ranges, messages, self.prompt_len);
         self.unchanged = ranges.first().map_or(self.unchanged, |range| self.unchanged.min(range.start));
         let kv_len = self.kv_len;
         let cached: Vec<Range<usize>> = ranges
@@ -374,12 +372,6 @@ impl Sequence {
             self.kv_removals.push(KvRemoval { kv_len, ranges: cached });
         }
         self.kv_len = shifted_index(kv_len, ranges);
-        let prompt_len = shifted_index(self.prompt_len, ranges);
-        let total: usize = ranges.iter().map(Range::len).sum();
-        self.evictions.generated += total - (self.prompt_len - prompt_len);
-        self.prompt_len = prompt_len;
-        let end = ranges.last().map_or(0, |range| range.end);
-        self.evictions.end = shifted_index(end.max(self.evictions.end), ranges);
         for range in ranges.iter().rev() {
             self.tokens.drain(range.clone());
         }

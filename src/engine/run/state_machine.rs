@@ -48,7 +48,7 @@ impl Run {
             let measurement = self.measurer.measure(distribution, logits, next);
             if position + 1 < self.sequence.prompt_len() {
                 let alternatives = self.measurer.top(logits, distribution);
-                self.prompt_probabilities.push(MeasuredToken { measurement, alternatives });
+                self.prompt_probabilities.push(MeasuredToken { measurement, alternatives, is_hidden: false });
             } else if let Some(forced) = self.forced.as_mut().filter(|forced| position + 1 >= forced.start) {
                 forced.measurements.push(measurement);
                 self.attention.push_drawn();
@@ -169,16 +169,16 @@ impl Run {
         if self.step_logits.saved().is_some() {
             self.enter_forward_pass();
         } else {
-            let outputs_from = self.last_outputs_from();
-            self.sequence.decode_from(outputs_from);
-            self.state = RunState::Decode { outputs_from };
+            let logits_from = self.last_logits_from();
+            self.sequence.decode_from(logits_from);
+            self.state = RunState::Decode { logits_from };
             self.sampler.prepare();
         }
     }
 
     /// Returns the position from which logits are needed to continue at the end of the sequence: the last one, or the
     /// first of a prompt whose probabilities the client requested.
-    pub(super) fn last_outputs_from(&self) -> usize {
+    pub(super) fn last_logits_from(&self) -> usize {
         let whole_prompt = self.request.report.prompt_probabilities && !self.has_decoded_prompt();
         if whole_prompt { 0 } else { self.sequence.len() - 1 }
     }

@@ -73,7 +73,7 @@ impl Run {
                 tokens: vec![measured.clone()],
                 after_mods: after_mods.unwrap_or_default(),
                 after_sampler,
-                stages: draw.stages.iter().map(|&(name, left)| StageCount { name: name.to_owned(), left }).collect(),
+                stages: draw.stages.iter().map(|&(name, left)| StageCount { name: name.into(), left }).collect(),
                 drafted,
                 redraws,
                 ..Measurements::default()

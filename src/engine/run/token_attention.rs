@@ -36,10 +36,10 @@ impl TokenAttention {
     }
 
     /// Returns true if the attention of the token at `position` is captured in its decode: for the last of `len`
-    /// tokens, and, if rows are sent to the client, for every token with logits (`output`) that a token of the answer
+    /// tokens, and, if rows are sent to the client, for every token with `logits` that a token of the answer
     /// follows.
-    pub fn captures(&self, position: usize, output: bool, len: usize, prompt_len: usize) -> bool {
-        self.captured && (position + 1 == len || (output && self.sent && position + 1 >= prompt_len))
+    pub fn is_captured(&self, position: usize, logits: bool, len: usize, prompt_len: usize) -> bool {
+        self.captured && (position + 1 == len || (logits && self.sent && position + 1 >= prompt_len))
     }
 
     /// Sets the row of the decode that produced the current logits.

@@ -2,6 +2,13 @@
 
 use crate::events::TokenId;
 
+/// A number of tokens of one slot that the next decode includes.
+#[derive(Debug, Clone, Copy)]
+pub struct PlannedPart {
+    pub slot: usize,
+    pub tokens: usize,
+}
+
 /// Part of a run's sequence in a batch.
 pub struct BatchPart {
     pub slot: usize,

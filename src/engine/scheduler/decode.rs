@@ -58,10 +58,7 @@ fn deliver_draft_logits(
     for (offset, &(index, token)) in part.draft.iter().enumerate() {
         let next = part.draft.get(offset + 1).map(|&(_, token)| token);
         let drafted = DraftedToken { position: part.end + offset, token, next, captures: captures.take(index) };
-        if scheduled.run.awaited_mod().is_some() {
-            // The next decode overwrites the logits before the mod replies.
-            scheduled.speculation.pending_draft.push_back((drafted, kv.logits(index).to_vec()));
-        } else if !scheduled.accept_token(drafted, kv.logits(index), resources) {
+        if !scheduled.on_drafted(drafted, kv.logits(index), resources) {
             break;
         }
     }
@@ -71,9 +68,7 @@ fn deliver_draft_logits(
 pub fn resume_drafts(kv: &mut KvSlots<'_>, slots: &mut RunSlots, resources: &mut RunResources) -> bool {
     let mut resumed = false;
     for index in 0..slots.len() {
-        let Some(scheduled) = slots.get_mut(index) else { continue };
-        if scheduled.is_ready() && !scheduled.speculation.pending_draft.is_empty() {
-            scheduled.resume_draft(resources);
+        if slots.get_mut(index).is_some_and(|scheduled| scheduled.resume_draft(resources)) {
             wipe_invalid_state(index, kv, slots);
             resumed = true;
         }

@@ -1,6 +1,6 @@
 //! Speculative decoding in the batches: drafts for generating runs, whose length depends on measured times.
 
-use super::batch::BatchPart;
+use super::batch::{BatchPart, PlannedPart};
 use super::model_drafts::{ModelDraftRequest, ModelDrafter};
 use super::run_slots::RunSlots;
 use super::scheduled_run::ScheduledRun;
@@ -49,27 +49,26 @@ impl<'model> Drafter<'model> {
         }
     }
 
-    /// Returns a draft for each of `parts`, which are slots with their numbers of tokens. Batches that contain prompts
-    /// get no drafts, because their decode time does not show the cost of a draft. `captures` is the number of runs
-    /// that capture attention.
+    /// Returns a draft for each of `parts`. Batches that contain prompts get no drafts, because their decode time does
+    /// not show the cost of a draft. `capturing_runs` is the number of runs that capture attention.
     pub fn draft(
         &mut self,
-        parts: &[(usize, usize)],
+        parts: &[PlannedPart],
         slots: &mut RunSlots,
         recording: &Recording,
-        captures: usize,
+        capturing_runs: usize,
     ) -> Vec<Vec<TokenId>> {
         let mut drafts = vec![Vec::new(); parts.len()];
-        if !self.is_enabled || parts.iter().any(|&(_, tokens)| tokens != 1) {
+        if !self.is_enabled || parts.iter().any(|part| part.tokens != 1) {
             return drafts;
         }
         let Some(token_cost) = self.times.token_cost(parts.len()).or((!self.options.adaptive).then_some(0.0)) else {
             return drafts;
         };
         let mut room = self.max_tokens.saturating_sub(parts.len());
-        let mut rows = captures;
+        let mut rows = capturing_runs;
         let mut requests = Vec::new();
-        for (part, (&(slot, _), draft)) in parts.iter().zip(&mut drafts).enumerate() {
+        for (part, (&PlannedPart { slot, .. }, draft)) in parts.iter().zip(&mut drafts).enumerate() {
             let Some(scheduled) = slots.get_mut(slot) else { continue };
             let limits = self.limits_of(&scheduled.run, room);
             if limits.max_tokens == 0

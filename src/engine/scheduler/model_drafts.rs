@@ -5,10 +5,11 @@
 //! so that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for
 //! the tokens that it had when it got its slot.
 
+use super::batch::PlannedPart;
 use super::run_slots::RunSlots;
 use super::scheduled_run::ScheduledRun;
 use crate::engine::speculation::account::DecodeTimes;
-use crate::engine::speculation::draft_context::{DraftContext, DraftRequest, MAX_STEP_TOKENS};
+use crate::engine::speculation::draft_context::{CatchUpPart, DraftContext, DraftRequest, MAX_STEP_TOKENS};
 use crate::events::TokenId;
 use crate::model::ModelError;
 use std::time::Instant;
@@ -109,7 +110,7 @@ impl<'model> ModelDrafter<'model> {
                 continue;
             }
             room -= part;
-            parts.push((request.slot, part));
+            parts.push(PlannedPart { slot: request.slot, tokens: part });
             if missing - part <= MAX_STEP_TOKENS {
                 complete.push(request);
             }
@@ -126,24 +127,27 @@ impl<'model> ModelDrafter<'model> {
         !self.adaptive || scheduled.speculation.account.can_pay(charged as f64 * token_cost)
     }
 
-    /// Decodes the next missing tokens of runs, and charges the runs. Each part has a slot and a number of tokens.
+    /// Decodes the next missing tokens of runs, and charges the runs.
     fn decode_missing(
         &mut self,
-        parts: &[(usize, usize)],
+        parts: &[PlannedPart],
         slots: &mut RunSlots,
         times: &mut DecodeTimes,
         runs: usize,
     ) -> Result<(), ModelError> {
         let start = Instant::now();
-        let tokens = |slot| slots.get(slot).map_or(&[][..], |scheduled| scheduled.run.sequence().tokens());
-        self.context.catch_up(&parts.iter().map(|&(slot, count)| (slot, tokens(slot), count)).collect::<Vec<_>>())?;
-        let total = parts.iter().map(|&(_, count)| count).sum();
+        let part = |&PlannedPart { slot, tokens: count }: &PlannedPart| {
+            let tokens = slots.get(slot).map_or(&[][..], |scheduled| scheduled.run.sequence().tokens());
+            CatchUpPart { slot, tokens, count }
+        };
+        self.context.catch_up(&parts.iter().map(part).collect::<Vec<_>>())?;
+        let total = parts.iter().map(|part| part.tokens).sum();
         let token_cost = times.add_catch_up(runs, total, start.elapsed().as_secs_f64());
-        for &(slot, count) in parts {
+        for &PlannedPart { slot, tokens } in parts {
             let Some(scheduled) = slots.get_mut(slot) else { continue };
-            let free = count.min(scheduled.speculation.free_tokens);
+            let free = tokens.min(scheduled.speculation.free_tokens);
             scheduled.speculation.free_tokens -= free;
-            scheduled.speculation.account.charge_catch_up((count - free) as f64 * token_cost);
+            scheduled.speculation.account.charge_catch_up((tokens - free) as f64 * token_cost);
         }
         Ok(())
     }

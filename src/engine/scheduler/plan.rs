@@ -1,9 +1,10 @@
 //! Planning of a batch: selection of runs, preparation of their KV state, and selection of their tokens.
 
-use super::batch::BatchPart;
+use super::batch::{BatchPart, PlannedPart};
 use super::drafts::Drafter;
 use super::prefill::{PrefillPhase, PrefillPolicy, even_chunk};
 use super::run_slots::RunSlots;
+use crate::engine::kv::prompt::ExpectedPrefix;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::options::EngineOptions;
 use crate::engine::recording::Recording;
@@ -37,8 +38,8 @@ pub struct BatchPlanner {
     batch_size: usize,
     ubatch_size: usize,
     prefill_phase: PrefillPhase,
-    /// Number of batches that could not include all ready runs, because these use different adapters.
-    partial_batches: u64,
+    /// Number of batches for which adapters were chosen. Runs with different adapters take turns.
+    adapter_turn: u64,
     /// True if the last batch was an image.
     was_image: bool,
 }
@@ -50,7 +51,7 @@ impl BatchPlanner {
             batch_size: options.batch_size as usize,
             ubatch_size: options.ubatch_size as usize,
             prefill_phase: PrefillPhase::default(),
-            partial_batches: 0,
+            adapter_turn: 0,
             was_image: false,
         }
     }
@@ -66,9 +67,9 @@ impl BatchPlanner {
     ) -> Vec<BatchPart> {
         let policy = PrefillPolicy::select(kv.has_gpu());
         let mut ready: Vec<ReadyRun> = Vec::new();
-        let mut captures = 0;
+        let mut capturing_runs = 0;
         for index in slots.by_arrival() {
-            if awaits_prefix(kv, slots, index, policy.max_shared_tokens) {
+            if awaits_prefix(kv, slots, index, policy.max_shared_tokens) || is_delayed(slots, index) {
                 continue;
             }
             prepare_slot(kv, slots, index);
@@ -79,8 +80,8 @@ impl BatchPlanner {
                 continue;
             }
             if scheduled.run.request().attention {
-                captures += 1;
-                if !recording.has_room_for_attention(captures) {
+                capturing_runs += 1;
+                if !recording.has_room_for_attention(capturing_runs) {
                     continue;
                 }
             }
@@ -108,9 +109,9 @@ impl BatchPlanner {
             return part.into_iter().collect();
         }
         let parts = self.select_tokens(ready, policy);
-        let drafts = drafter.draft(&parts, slots, recording, captures);
+        let drafts = drafter.draft(&parts, slots, recording, capturing_runs);
         let planned = parts.into_iter().zip(drafts);
-        planned.filter_map(|((slot, tokens), draft)| add_part(kv, slots, slot, tokens, &draft)).collect()
+        planned.filter_map(|(part, draft)| add_part(kv, slots, part, &draft)).collect()
     }
 
     /// Removes the runs that continue with an image. Returns the one that arrived first if its image is decoded next:
@@ -130,8 +131,8 @@ impl BatchPlanner {
         self.prefill_phase.add_decode(elapsed);
     }
 
-    /// Selects the number of tokens to decode for each run. Returns slots and numbers of tokens, in order of slots.
-    fn select_tokens(&mut self, mut ready: Vec<ReadyRun>, policy: &PrefillPolicy) -> Vec<(usize, usize)> {
+    /// Selects the number of tokens to decode for each run. Returns the parts in order of slots.
+    fn select_tokens(&mut self, mut ready: Vec<ReadyRun>, policy: &PrefillPolicy) -> Vec<PlannedPart> {
         ready.sort_unstable_by_key(|run| (!run.is_short(), run.arrival));
         let has_short_decodes = ready.iter().any(ReadyRun::is_short);
         let has_prompts = ready.iter().any(|run| !run.is_short());
@@ -141,7 +142,7 @@ impl BatchPlanner {
         // While other runs generate, prompts get one physical batch per decode, so that generation is not delayed for
         // long.
         let prompt_budget = if has_short_decodes { self.ubatch_size } else { budget };
-        let mut parts: Vec<(usize, usize)> = Vec::new();
+        let mut parts: Vec<PlannedPart> = Vec::new();
         let mut prompt_tokens = 0;
         for run in ready {
             let tokens = if run.is_short() {
@@ -167,10 +168,10 @@ impl BatchPlanner {
             if !run.is_short() {
                 prompt_tokens += tokens;
             }
-            parts.push((run.slot, tokens));
+            parts.push(PlannedPart { slot: run.slot, tokens });
         }
         self.prefill_phase.plan(prompt_tokens);
-        parts.sort_unstable();
+        parts.sort_unstable_by_key(|part| part.slot);
         parts
     }
 
@@ -194,10 +195,10 @@ impl BatchPlanner {
         let next = ready.iter().filter_map(order_and_adapters).min_by_key(|&(order, _)| order);
         let Some((_, set)) = next else { return Ok(()) };
         ready.retain(|run| order_and_adapters(run).is_some_and(|(_, other)| other == set));
-        self.partial_batches += 1;
+        self.adapter_turn += 1;
         for run in ready {
             if let Some(scheduled) = slots.get_mut(run.slot) {
-                scheduled.set_partial_batch(self.partial_batches);
+                scheduled.set_adapter_turn(self.adapter_turn);
             }
         }
         kv.set_adapters(&set)
@@ -208,7 +209,7 @@ impl BatchPlanner {
 /// state. A copy must save `min_saved` or more tokens.
 fn awaits_prefix(kv: &KvSlots<'_>, slots: &RunSlots, index: usize, min_saved: usize) -> bool {
     let Some(scheduled) = slots.get(index).filter(|scheduled| !scheduled.owns_kv()) else { return false };
-    let Some(outputs_from) = scheduled.run.logits_from() else { return false };
+    let Some(must_decode_from) = scheduled.run.logits_from() else { return false };
     let prompt = scheduled.run.prompt_view();
     (0..slots.len()).filter_map(|slot| Some((slot, slots.get(slot)?))).any(|(slot, source)| {
         let is_decoding_prompt = source.owns_kv()
@@ -218,22 +219,29 @@ fn awaits_prefix(kv: &KvSlots<'_>, slots: &RunSlots, index: usize, min_saved: us
             && source.run.prompt_view().key == prompt.key;
         is_decoding_prompt && {
             let sequence = source.run.sequence();
-            let expected = common_prefix(sequence.tokens(), prompt.tokens).min(outputs_from);
-            expected > sequence.kv_len() && kv.should_await(index, prompt, outputs_from, (slot, expected), min_saved)
+            let tokens = common_prefix(sequence.tokens(), prompt.tokens).min(must_decode_from);
+            let expected = ExpectedPrefix { slot, tokens };
+            tokens > sequence.kv_len() && kv.should_await(index, prompt, must_decode_from, expected, min_saved)
         }
     })
+}
+
+/// Returns true if the slot's state is that of its run, but the run does not take part in the next decode. It then keeps
+/// its state, and the decoded draft that may follow it, until it is ready.
+fn is_delayed(slots: &RunSlots, index: usize) -> bool {
+    slots.get(index).is_some_and(|scheduled| scheduled.owns_kv() && !scheduled.is_ready())
 }
 
 /// Prepares a slot's KV state for the next decode: finds a prefix match before the first one, and removes the tokens
 /// that the run has dropped.
 fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut RunSlots, index: usize) {
     let Some(scheduled) = slots.get_mut(index) else { return };
-    let Some(outputs_from) = scheduled.run.logits_from() else { return };
+    let Some(logits_from) = scheduled.run.logits_from() else { return };
     // The truncation below removes the tokens of a draft.
-    scheduled.speculation.pending_draft.clear();
+    scheduled.discard_draft();
     let is_first = scheduled.take_over_kv();
     let kv_len = if is_first {
-        kv.reuse(index, scheduled.run.prompt_view(), outputs_from)
+        kv.reuse(index, scheduled.run.prompt_view(), logits_from)
     } else {
         scheduled.run.sequence().kv_len()
     };
@@ -242,7 +250,7 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut RunSlots, index: usize) {
     let kv_len = kv.apply_removals(index, sequence.take_kv_removals(), kv_len, needs_cells_in_order);
     sequence.set_kv_len(kv.truncate(index, kv_len));
     if is_first && kv.uses_checkpoints() {
-        scheduled.run.plan_checkpoints(outputs_from);
+        scheduled.run.plan_checkpoints(logits_from);
     }
     // Only before the first decode of the run, which may have been preempted before.
     if scheduled.run.sequence_mut().count_cached_tokens() {
@@ -256,35 +264,34 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut RunSlots, index: usize) {
 /// its only part. Ends the run if llama.cpp cannot decode the embeddings.
 fn add_image(kv: &mut KvSlots<'_>, slots: &mut RunSlots, slot: usize, budget: usize) -> Option<BatchPart> {
     let run = &slots.get(slot)?.run;
-    let outputs_from = run.logits_from()?;
+    let logits_from = run.logits_from()?;
     let from = run.sequence().kv_len();
     let embeddings = run.next_embeddings()?;
     let max = run.max_decode_len();
     let tokens = if embeddings.is_undivided() { embeddings.count() } else { even_chunk(max, budget) };
-    let outputs: Vec<bool> = (from..from + tokens).map(|position| position >= outputs_from).collect();
+    let outputs: Vec<bool> = (from..from + tokens).map(|position| position >= logits_from).collect();
     if let Err(error) = kv.set_embeddings(slot, embeddings.first(tokens), from, &outputs) {
         slots.get_mut(slot)?.run.abort(EndCause::DecodeFailed, error.to_string());
         return None;
     }
-    let outputs = (0..tokens).zip(from..).filter(|&(_, position)| position >= outputs_from).collect();
+    let outputs = (0..tokens).zip(from..).filter(|&(_, position)| position >= logits_from).collect();
     Some(BatchPart { slot, from, end: from + tokens, outputs, draft: Vec::new() })
 }
 
-/// Adds the next `tokens` tokens of a run and its draft to the batch. Returns the part.
+/// Adds the next tokens of a run and its draft to the batch. Returns the part.
 fn add_part(
     kv: &mut KvSlots<'_>,
     slots: &RunSlots,
-    slot: usize,
-    tokens: usize,
+    PlannedPart { slot, tokens }: PlannedPart,
     draft: &[TokenId],
 ) -> Option<BatchPart> {
     let run = &slots.get(slot)?.run;
-    let outputs_from = run.logits_from()?;
+    let logits_from = run.logits_from()?;
     let from = run.sequence().kv_len();
     let end = from + tokens;
     let mut part = BatchPart { slot, from, end, outputs: Vec::new(), draft: Vec::new() };
     for (position, &token) in run.sequence().tokens().iter().enumerate().take(end).skip(from) {
-        let output = position >= outputs_from;
+        let output = position >= logits_from;
         match kv.add(slot, token, position, run.token_outputs(position, output)) {
             Ok(at) if output => part.outputs.push((at, position)),
             Ok(_) => {}

@@ -8,6 +8,7 @@ use crate::engine::run::{Run, RunResources};
 use crate::engine::speculation::run_speculation::{DraftedToken, RunSpeculation};
 use crate::engine::status::EngineStatus;
 use crate::events::{EndCause, RunEnd};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
@@ -22,6 +23,9 @@ pub struct ScheduledRun {
     pub run: Box<Run>,
     /// Speculative decoding.
     pub speculation: RunSpeculation,
+    /// Decoded tokens of the draft, with the logits after them, that the run has not processed yet because it waits for a
+    /// mod.
+    pending_draft: VecDeque<(DraftedToken, Vec<f32>)>,
     client: mpsc::Sender<Output>,
     /// Place in the client's channel for the end of the run.
     end_permit: Option<OwnedPermit<Output>>,
@@ -29,8 +33,8 @@ pub struct ScheduledRun {
     slot: Option<u32>,
     /// Number of the run in order of arrival.
     arrival: u64,
-    /// Number of the last partial batch that included the run.
-    last_partial_batch: u64,
+    /// Number of the last batch with the run's adapters for which the run was ready.
+    last_adapter_turn: u64,
     /// True if the slot's KV state is that of this run.
     owns_kv: bool,
     was_preempted: bool,
@@ -55,11 +59,12 @@ impl ScheduledRun {
         Self {
             run,
             speculation,
+            pending_draft: VecDeque::new(),
             end_permit: client.clone().try_reserve_owned().ok(),
             client,
             slot: None,
             arrival,
-            last_partial_batch: 0,
+            last_adapter_turn: 0,
             owns_kv: false,
             was_preempted: false,
             pause: None,
@@ -96,12 +101,12 @@ impl ScheduledRun {
 
     /// Returns the order in which runs with different adapters are decoded: longest wait first, then order of arrival.
     pub fn adapter_order(&self) -> (u64, u64) {
-        (self.last_partial_batch, self.arrival)
+        (self.last_adapter_turn, self.arrival)
     }
 
-    /// Sets the number of the last partial batch that included the run.
-    pub fn set_partial_batch(&mut self, number: u64) {
-        self.last_partial_batch = number;
+    /// Sets the number of a batch with the run's adapters for which the run is ready.
+    pub fn set_adapter_turn(&mut self, number: u64) {
+        self.last_adapter_turn = number;
     }
 
     /// Makes the slot's KV state that of this run. Returns false if it already was.
@@ -175,9 +180,20 @@ impl ScheduledRun {
         self.run.has_outputs() && !self.client.is_closed()
     }
 
+    /// Processes a decoded token of the draft with the logits after it; later, if the run waits for a mod. Returns `false`
+    /// if the token is rejected.
+    pub fn on_drafted(&mut self, drafted: DraftedToken, logits: &[f32], resources: &mut RunResources) -> bool {
+        if self.run.awaited_mod().is_none() {
+            return self.accept_token(drafted, logits, resources);
+        }
+        // The next decode overwrites the logits before the mod replies.
+        self.pending_draft.push_back((drafted, logits.to_vec()));
+        true
+    }
+
     /// Accepts a drafted token if the run has sampled it, and passes the logits after it to the run. Returns `false` if the
     /// token is rejected.
-    pub fn accept_token(&mut self, drafted: DraftedToken, logits: &[f32], resources: &mut RunResources) -> bool {
+    fn accept_token(&mut self, drafted: DraftedToken, logits: &[f32], resources: &mut RunResources) -> bool {
         let DraftedToken { position, token, next, captures } = drafted;
         if !self.run.continues_with(position, token) {
             return false;
@@ -192,14 +208,24 @@ impl ScheduledRun {
     }
 
     /// Continues with the draft that waited for a mod's reply, until the run waits for a mod again or rejects a token.
-    pub fn resume_draft(&mut self, resources: &mut RunResources) {
+    /// Returns `false` if there is no draft, or the run cannot continue.
+    pub fn resume_draft(&mut self, resources: &mut RunResources) -> bool {
+        if !self.is_ready() || self.pending_draft.is_empty() {
+            return false;
+        }
         while self.run.awaited_mod().is_none()
-            && let Some((drafted, logits)) = self.speculation.pending_draft.pop_front()
+            && let Some((drafted, logits)) = self.pending_draft.pop_front()
         {
             if !self.accept_token(drafted, &logits, resources) {
-                self.speculation.pending_draft.clear();
+                self.pending_draft.clear();
             }
         }
+        true
+    }
+
+    /// Discards the draft that waited for a mod's reply.
+    pub fn discard_draft(&mut self) {
+        self.pending_draft.clear();
     }
 
     /// Adds an ended run to the counters, once. Called before the end is sent, so that a client that has received it
@@ -262,7 +288,7 @@ impl ScheduledRun {
     /// Updates the run after it has lost its slot.
     pub fn preempt(&mut self, recording: &mut Recording) {
         self.run.sequence_mut().discard_kv();
-        self.speculation.pending_draft.clear();
+        self.discard_draft();
         self.slot = None;
         self.owns_kv = false;
         self.was_preempted = true;

@@ -38,6 +38,16 @@ pub struct DraftRequest<'run> {
     pub min_probability: f32,
 }
 
+/// A run with tokens that the model must decode before it can draft.
+pub struct CatchUpPart<'run> {
+    /// Slot of the run.
+    pub slot: usize,
+    /// All tokens of the run.
+    pub tokens: &'run [TokenId],
+    /// Number of missing tokens to decode.
+    pub count: usize,
+}
+
 /// A draft of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Draft {
@@ -125,14 +135,14 @@ impl<'model> DraftContext<'model> {
         common_prefix(&self.sequences[slot], tokens).min(tokens.len().saturating_sub(1))
     }
 
-    /// Decodes the next missing tokens of runs, in one decode. Each part has the slot, all tokens of the run, and the
-    /// number of tokens to decode. The numbers must add up to at most [`DraftContext::max_catch_up`].
+    /// Decodes the next missing tokens of runs, in one decode. Their counts must add up to at most
+    /// [`DraftContext::max_catch_up`].
     ///
     /// # Errors
     /// llama.cpp could not decode; the context is then unusable.
-    pub fn catch_up(&mut self, parts: &[(usize, &[TokenId], usize)]) -> Result<(), ModelError> {
+    pub fn catch_up(&mut self, parts: &[CatchUpPart<'_>]) -> Result<(), ModelError> {
         let mut last = None;
-        for &(slot, tokens, count) in parts {
+        for &CatchUpPart { slot, tokens, count } in parts {
             last = Some(self.add(slot, tokens, count)?);
         }
         self.context.decode()?;

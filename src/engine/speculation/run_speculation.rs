@@ -1,11 +1,9 @@
-//! Speculative decoding of one run: its n-gram index, its account, and the logits after a draft that the run has not
-//! processed yet.
+//! Speculative decoding of one run: its n-gram index, and its account.
 
 use super::account::DraftAccount;
 use super::ngram::NgramIndex;
 use crate::engine::captures::TokenCaptures;
 use crate::events::TokenId;
-use std::collections::VecDeque;
 
 /// A decoded token of a draft. It is accepted if the run samples the same token.
 pub struct DraftedToken {
@@ -25,8 +23,6 @@ pub struct RunSpeculation {
     pub ngrams: NgramIndex,
     /// Account of the drafts.
     pub account: DraftAccount,
-    /// Decoded tokens of the draft, with their logits, after the position at which the run waits for a mod.
-    pub pending_draft: VecDeque<(DraftedToken, Vec<f32>)>,
     /// Number of tokens that a draft model may still decode without a charge: those that the run had when it got its
     /// slot.
     pub free_tokens: usize,
@@ -35,11 +31,6 @@ pub struct RunSpeculation {
 impl RunSpeculation {
     /// Creates the state of a new run. Drafts need a match of `min_match` tokens.
     pub fn new(min_match: usize) -> Self {
-        Self {
-            ngrams: NgramIndex::new(min_match),
-            account: DraftAccount::new(),
-            pending_draft: VecDeque::new(),
-            free_tokens: 0,
-        }
+        Self { ngrams: NgramIndex::new(min_match), account: DraftAccount::new(), free_tokens: 0 }
     }
 }

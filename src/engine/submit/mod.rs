@@ -5,7 +5,7 @@ mod parts;
 pub mod recorded_parameters;
 mod validate;
 
-use super::control::{Generation, RunControl};
+use super::control::Generation;
 use super::error::SubmitError;
 use super::fork::ForkPoint;
 use super::output::Output;
@@ -19,7 +19,7 @@ use super::run::{Run, RunParts};
 use super::scheduler::command::Command;
 use super::scheduler::queue_place::QueuePlace;
 use super::{Engine, Inner};
-use crate::events::{RunId, RunStart, shortest_f64};
+use crate::events::{RunEnd, RunId, RunStart, Usage, shortest_f64};
 use crate::model::Model;
 use crate::model::chat::answer::AnswerFormat;
 use crate::mods::{PromptImage, RunView};
@@ -52,7 +52,7 @@ impl Engine {
     /// # Errors
     /// [`SubmitError`]; no run is created.
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
-        let Inner { model, commands, queue_places, .. } = &*self.inner;
+        let Inner { model, queue_places, .. } = &*self.inner;
         self.validate(&mut request)?;
         let place = QueuePlace::reserve(queue_places)?;
         self.encode_images(&request.images).await?;
@@ -65,8 +65,7 @@ impl Engine {
         let (new_run, output) = self.create_run(request, view, parts, active_id, fork).await?;
         let metrics = Arc::clone(new_run.run.metrics());
         self.send(new_run, place, &request_id)?;
-        let control = RunControl::new(id, commands.clone(), Arc::clone(model.vocabulary()));
-        Ok(Generation { run_id: id, request_id, metrics, output, control })
+        Ok(Generation { run_id: id, request_id, metrics, output, control: self.control(id) })
     }
 
     /// Returns the properties of the run that mods can read.
@@ -111,13 +110,14 @@ impl Engine {
         let capacity = output_capacity(request.report, self.attention_row_bytes());
         // One place is reserved for the end of the run.
         let (client, mut output) = mpsc::channel(capacity + 1);
-        let unfinished = durability::unfinished_end(event_buffer.now(), request.prompt.len());
         if let Some(acks) = durability_acks
             && request.record == RecordPolicy::Required
         {
-            output = durability::hold_end(output, acks.request(id), unfinished.clone());
+            output = durability::hold_end(output, acks.request(id), self.control(id));
         }
         let recorder = recorder.upgrade().filter(|_| event_buffer.is_recorded());
+        let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
+        let unfinished = RunEnd::empty(event_buffer.now(), usage);
         let panic_guard = PanicGuard::new(id, client.clone(), recorder.clone(), unfinished);
         let registration = Registration::new(active_id, panic_guard, Arc::clone(run_counter));
         let parts = RunParts { mods, event_buffer, sampler, constraint, registration };

@@ -23,7 +23,7 @@ impl Engine {
         self.validate_prompt(request)?;
         self.validate_attention(request)?;
         if request.lens {
-            self.lens()?;
+            self.check_lens()?;
         }
         request.limits.apply_server_limit(options.max_tokens)
     }

@@ -128,14 +128,6 @@ impl AnswerSyntax {
         }
     }
 
-    /// Returns the start of the last channel header in an answer, 0 if it has none; `None` if answers are not written in
-    /// channels.
-    #[must_use]
-    pub fn last_channel_start(&self, answer: &[u8]) -> Option<usize> {
-        let marker = channel::CHANNEL.as_bytes();
-        self.is_channels().then(|| answer.windows(marker.len()).rposition(|found| found == marker).unwrap_or(0))
-    }
-
     /// Returns the texts that structure an answer. A control token that is part of a marker belongs to the answer's
     /// text, unlike other control tokens.
     #[must_use]

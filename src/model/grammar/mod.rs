@@ -129,10 +129,10 @@ pub struct Trigger {
     #[serde(rename = "reasoning_start", skip_serializing_if = "String::is_empty")]
     pub reasoning_start_marker: String,
     /// Text that ends reasoning, such as `</think>`, after which an opening counts too; empty for none.
-    #[serde(rename = "behind", skip_serializing_if = "String::is_empty")]
+    #[serde(rename = "reasoning_end", alias = "behind", skip_serializing_if = "String::is_empty")]
     pub reasoning_end_marker: String,
     /// True if the prompt begins reasoning, so that an opening counts only after its end, not at the start of the answer.
-    #[serde(rename = "only_behind", skip_serializing_if = "std::ops::Not::not")]
+    #[serde(alias = "only_behind", skip_serializing_if = "std::ops::Not::not")]
     pub starts_in_reasoning: bool,
 }
 

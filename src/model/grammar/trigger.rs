@@ -2,6 +2,7 @@
 
 use super::Trigger;
 use crate::events::TokenId;
+use memchr::memmem;
 
 /// A search for a trigger in the text generated so far.
 #[derive(Debug, Clone)]
@@ -106,7 +107,7 @@ impl TriggerMatcher {
         }
         let marker = self.trigger.reasoning_end_marker.as_bytes();
         let from = before.saturating_sub(marker.len().saturating_sub(1));
-        if let Some(at) = (!marker.is_empty()).then(|| rfind(&self.text[from..], marker)).flatten() {
+        if let Some(at) = (!marker.is_empty()).then(|| memmem::rfind(&self.text[from..], marker)).flatten() {
             self.anchor = Some(from + at + marker.len());
         }
         self.anchor = self.anchor.filter(|&anchor| {
@@ -126,12 +127,7 @@ fn ends_within(window: &[u8], old: usize, text: &str) -> Option<usize> {
         return None;
     }
     let first = (old + 1).saturating_sub(text.len());
-    let at = window[first..].windows(text.len()).position(|found| found == text.as_bytes())?;
-    Some(first + at + text.len())
-}
-
-fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {
-    text.windows(marker.len()).rposition(|found| found == marker)
+    memmem::find(&window[first..], text.as_bytes()).map(|at| first + at + text.len())
 }
 
 fn without_space<'a>(bytes: impl Iterator<Item = &'a u8>) -> Vec<u8> {

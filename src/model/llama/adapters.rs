@@ -220,6 +220,7 @@ impl Adapter {
         if header.metadata.get("adapter.lora.alpha").is_some_and(|alpha| !matches!(alpha, gguf::GgufScalar::Float(_))) {
             return Err(invalid("its adapter.lora.alpha is not a floating-point number".into()));
         }
+        header.check_types().map_err(invalid)?;
         let handle = ffi::load(model, &file).map_err(|lines| invalid(reason::from_log(&lines)))?;
         if ffi::needs_activation(&handle) {
             return Err(invalid("it is activated by tokens (aLoRA), which is not supported".into()));

@@ -3,6 +3,7 @@
 //!
 //! No count or length is trusted: each is compared with the rest of the file before memory is allocated for it.
 
+mod checks;
 mod file;
 mod header_reader;
 
@@ -35,6 +36,8 @@ pub struct GgufArray {
     pub count: u64,
     /// Position of the first entry in the file if the entries are texts.
     pub texts_start: Option<u64>,
+    /// Largest entry if the entries are integers of 32 bits, as in lists with one number per layer.
+    pub maximum: Option<u32>,
 }
 
 /// A metadata value.
@@ -119,6 +122,12 @@ impl GgufHeader {
         self.integer(&format!("{}.{key}", self.text("general.architecture")?))
     }
 
+    /// Returns the largest number in the array `key` of the file's architecture, e.g. `attention.head_count_kv`.
+    #[must_use]
+    pub fn array_maximum(&self, key: &str) -> Option<u32> {
+        self.arrays.get(&format!("{}.{key}", self.text("general.architecture")?))?.maximum
+    }
+
     /// Returns the number of weights in this file.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
@@ -130,24 +139,6 @@ impl GgufHeader {
     pub fn file_type(&self) -> String {
         let number = self.integer("general.file_type").and_then(|number| u32::try_from(number).ok());
         number.map(model_info::file_type_name).unwrap_or_default()
-    }
-
-    /// Checks that the heads have enough values for the rotary dimensions. llama.cpp does not check this and aborts at
-    /// the first token.
-    ///
-    /// # Errors
-    /// A head has fewer values; the message has both numbers.
-    pub fn check_rotary_dimensions(&self) -> Result<(), String> {
-        let head_size = self.parameter("attention.key_length").or_else(|| {
-            let heads = self.parameter("attention.head_count").filter(|&heads| heads > 0)?;
-            Some(self.parameter("embedding_length")? / heads)
-        });
-        match (self.parameter("rope.dimension_count"), head_size) {
-            (Some(rotated), Some(size)) if rotated > size => {
-                Err(format!("`rope.dimension_count` must be at most {size}, the size of a head, got {rotated}"))
-            }
-            _ => Ok(()),
-        }
     }
 }
 
@@ -170,6 +161,13 @@ mod tests {
     }
 
     #[test]
+    fn array_with_one_number_per_layer_has_maximum() {
+        let header = GgufHeader::read(&fixture("../memories/hybrid.gguf")).unwrap();
+        assert_eq!(header.array_maximum("attention.head_count_kv"), Some(1));
+        assert_eq!(header.array_maximum("attention.head_count"), None, "it is a single number");
+    }
+
+    #[test]
     fn rotary_dimensions_must_fit_into_the_heads() {
         let whole = std::fs::read(fixture("tiny.gguf")).unwrap();
         let with_rotated = |rotated: u32| {
@@ -187,8 +185,8 @@ mod tests {
             HeaderReader::new(Cursor::new(bytes), length).read_header().unwrap().check_rotary_dimensions()
         };
         assert_eq!(with_rotated(16), Ok(()));
-        let error = with_rotated(17).unwrap_err();
-        assert_eq!(error, "`rope.dimension_count` must be at most 16, the size of a head, got 17");
+        let error = with_rotated(18).unwrap_err();
+        assert_eq!(error, "`rope.dimension_count` must be at most 16, the size of a head, got 18");
     }
 
     #[test]

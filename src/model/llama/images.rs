@@ -18,7 +18,7 @@ pub use header::MAX_BYTES as MAX_IMAGE_BYTES;
 pub use image::{Image, first_unknown, records};
 
 use super::ffi::images::{ImagePart, Projector, ProjectorParams};
-use super::{Model, fingerprint, reason};
+use super::{GgufHeader, Model, fingerprint, reason};
 use crate::events::TokenId;
 use crate::model::{ModelError, Vocabulary};
 use image::{EmbeddingTraits, ImageFileInfo};
@@ -90,6 +90,8 @@ impl Images {
         let hash = fingerprint::hash_file(&options.projector).map_err(unreadable)?;
         let file = CString::new(options.projector.as_os_str().as_bytes())
             .map_err(|_| error("its path has a zero byte".into()))?;
+        let header = GgufHeader::read(&options.projector).map_err(|problem| error(problem.to_string()))?;
+        header.check_projector().map_err(error)?;
         let limit = |tokens: Option<u32>| tokens.and_then(|tokens| i32::try_from(tokens).ok());
         let params = ProjectorParams {
             gpu: options.gpu && has_gpu,

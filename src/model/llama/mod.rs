@@ -60,7 +60,7 @@ pub use lens::{HiddenStates, UnsupportedLens};
 pub use memory::AttentionWindow;
 pub use numa::Numa;
 pub use options::{ContextRequirements, GpuLayers, ModelOptions, SplitMode};
-pub use probe::probe;
+pub use probe::{STEP_PREFIX as PROBE_STEP_PREFIX, probe};
 pub use rerank_template::RerankTemplate;
 pub use sampler::{AVOIDED_TOKEN_BIAS, Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};
 pub use state::{StateError, StateLayout};
@@ -159,12 +159,15 @@ impl Model {
         backend()?;
         let file = ModelFile::open(path)?;
         let header = &file.header;
-        header.check_rotary_dimensions().map_err(|reason| file.load_error(reason))?;
-        devices::check_context(options, header)?;
         let others = devices::other_split_files(path, header);
+        file.check_values(&others)?;
+        devices::check_context(options, header)?;
         let files = std::iter::once(path).chain(others.iter().map(PathBuf::as_path));
         let weights = files.map(WeightFile::new).collect::<Result<_, _>>().map_err(|source| file.unreadable(source))?;
         let (load_params, placement) = devices::load_params(options, header, path)?;
+        if load_params.mmap {
+            file.check_alignment(&others)?;
+        }
         options.tuning.init_numa();
         let failed = |lines: Vec<String>| match reason::from_log(&lines) {
             reason if reason.contains(INVALID_PATTERN) => PlacementError::Pattern { reason }.into(),
@@ -177,10 +180,12 @@ impl Model {
         }
         let adapters = Adapters::load(&mut llama, &options.adapters)?;
         let llama = Arc::new(llama);
+        file.check_rotary_dimensions(&llama)?;
         let tokenizer = tokenizer::check(&llama).map_err(|reason| file.load_error(reason))?;
         let vocabulary = Arc::new(tokenizer::read_vocabulary(&llama));
+        tokenizer::check_tokens(&vocabulary).map_err(|reason| file.load_error(reason))?;
         let name = options.name.clone().unwrap_or_else(|| file_stem(path));
-        let card = ModelCard::read(name, &llama, vocabulary.len(), tokenizer, options.tuning.rope.base);
+        let card = ModelCard::read(name, &llama, header, vocabulary.len(), tokenizer, options.tuning.rope.base);
         let adapters = adapters.with_control_vectors(&options.control, &card)?;
         let fingerprint = fingerprint::hash_file(path).map_err(|source| file.unreadable(source))?;
         let settings = fingerprint::hash_text(&options.tuning.result_settings());
@@ -283,6 +288,7 @@ impl ModelCard {
     fn read(
         name: String,
         llama: &LlamaModel,
+        header: &GgufHeader,
         vocabulary: usize,
         tokenizer: tokenizer::TokenizerType,
         rope_base: Option<f32>,
@@ -296,8 +302,9 @@ impl ModelCard {
             context_train: llama.n_ctx_train(),
             vocabulary,
             layers: llama.n_layer(),
-            heads: llama.n_head(),
-            kv_heads: llama.n_head_kv(),
+            // llama.cpp returns the numbers of the first layer, which are 0 if that layer is recurrent.
+            heads: llama.n_head().max(header.array_maximum("attention.head_count").unwrap_or(0)),
+            kv_heads: llama.n_head_kv().max(header.array_maximum("attention.head_count_kv").unwrap_or(0)),
             rope_base: rope_base
                 .or_else(|| parameter(llama, "rope.freq_base"))
                 .or_else(|| llama.rope_type().map(|_| DEFAULT_ROPE_BASE)),

@@ -2,6 +2,7 @@
 
 use super::gguf::{GgufError, GgufHeader};
 use crate::model::ModelError;
+use llama_cpp_2::model::LlamaModel;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,36 @@ impl ModelFile {
         Ok(Self { path: path.to_owned(), c_path, header })
     }
 
+    /// Checks the values of the header, and the types of the tensors in the other files of a split model. Files that cannot
+    /// be read are left to the load.
+    ///
+    /// # Errors
+    /// [`ModelError::Load`] for a value with which llama.cpp would abort the process at the first token.
+    pub fn check_values(&self, others: &[PathBuf]) -> Result<(), ModelError> {
+        self.header.check_values().map_err(|reason| self.load_error(reason))?;
+        check_others(others, GgufHeader::check_types)
+    }
+
+    /// Checks that the files of the model can be mapped.
+    ///
+    /// # Errors
+    /// [`ModelError::Load`] for weights that are not aligned, with which llama.cpp would abort the process.
+    pub fn check_alignment(&self, others: &[PathBuf]) -> Result<(), ModelError> {
+        self.header.check_alignment().map_err(|reason| self.load_error(reason))?;
+        check_others(others, GgufHeader::check_alignment)
+    }
+
+    /// Checks the rotary dimensions in the header if the architecture rotates.
+    ///
+    /// # Errors
+    /// [`ModelError::Load`] for a number with which llama.cpp would abort the process at the first token.
+    pub fn check_rotary_dimensions(&self, llama: &LlamaModel) -> Result<(), ModelError> {
+        if llama.rope_type().is_none() {
+            return Ok(());
+        }
+        self.header.check_rotary_dimensions().map_err(|reason| self.load_error(reason))
+    }
+
     /// Returns the error for a file that cannot be read.
     pub fn unreadable(&self, source: std::io::Error) -> ModelError {
         unreadable(&self.path, source)
@@ -43,6 +74,14 @@ impl ModelFile {
     pub fn no_memory(&self, reason: String) -> ModelError {
         ModelError::NoMemory { path: self.path.display().to_string(), reason }
     }
+}
+
+/// Checks the headers of the other files of a split model, except of those that cannot be read.
+fn check_others(others: &[PathBuf], check: impl Fn(&GgufHeader) -> Result<(), String>) -> Result<(), ModelError> {
+    others.iter().try_for_each(|other| match GgufHeader::read(other) {
+        Ok(header) => check(&header).map_err(|reason| load_error(other, reason)),
+        Err(_) => Ok(()),
+    })
 }
 
 fn unreadable(path: &Path, source: std::io::Error) -> ModelError {

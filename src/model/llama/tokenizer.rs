@@ -17,6 +17,9 @@ pub const TOKENIZERS: [&str; 7] = ["none", "spm", "bpe", "wpm", "ugm", "rwkv", "
 /// Number of the type "bpe".
 const BPE: u32 = 2;
 
+/// A text that every tokenizer can divide into tokens of its vocabulary.
+const PLAIN_TEXT: &str = "Hello 12";
+
 /// Maximum length of a text that is tokenized on the thread of the caller, in bytes.
 const MAX_DIRECT_BYTES: usize = 1024;
 /// Maximum length of a text that is tokenized at once, in bytes.
@@ -51,6 +54,22 @@ pub fn check(llama: &LlamaModel) -> Result<TokenizerType, String> {
         }
         _ => Ok(TokenizerType { id, name }),
     }
+}
+
+/// Checks that the tokenizer fits the vocabulary.
+///
+/// # Errors
+/// A simple text has a token that is not in the vocabulary, so every request would fail. Returns the reason.
+pub fn check_tokens(vocabulary: &Vocabulary) -> Result<(), String> {
+    let tokens = vocabulary.encode_plain(PLAIN_TEXT);
+    let unknown = tokens.into_iter().find(|&token| !vocabulary.contains(token));
+    unknown.map_or(Ok(()), |token| {
+        Err(format!(
+            "its tokenizer gives \"{PLAIN_TEXT}\" the token {token}, which is not in its vocabulary of {} tokens; \
+             tokenizer.ggml.model must be the type of tokenizer.ggml.tokens",
+            vocabulary.len()
+        ))
+    })
 }
 
 /// Reads the vocabulary of a model whose tokenizer was checked.

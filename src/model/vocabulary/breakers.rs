@@ -2,6 +2,7 @@
 
 use super::Vocabulary;
 use crate::events::TokenId;
+use memchr::memmem::Finder;
 use std::collections::HashMap;
 
 /// llama.cpp's maximum length of a breaker in bytes.
@@ -20,10 +21,11 @@ impl Breakers {
         for text in texts {
             let text = &text.as_bytes()[..text.len().min(MAX_BREAKER_BYTES)];
             let Some(&first) = text.first() else { continue };
+            let finder = Finder::new(text);
             let mut tails: HashMap<usize, Vec<TokenId>> = HashMap::new();
             for token in 0..vocabulary.len() as TokenId {
                 let piece = vocabulary.piece(token);
-                if piece.windows(text.len()).any(|window| window == text) {
+                if finder.find(piece).is_some() {
                     heads.entry(token).or_default().push(Vec::new());
                     continue;
                 }

@@ -1,3 +1,5 @@
+//! `ban-phrases`: removes phrases from the answer, for clients that reject stock phrases.
+
 use super::describe;
 use super::support::{
     avoided::AvoidedTokens,

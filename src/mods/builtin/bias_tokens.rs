@@ -1,3 +1,5 @@
+//! `bias-tokens`: makes tokens more or less likely, for clients that know the token ids or words to change.
+
 use super::describe;
 use super::support::config::{self, schema};
 use crate::events::{EventType, TokenId};

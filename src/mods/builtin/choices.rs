@@ -1,3 +1,5 @@
+//! `choices`: restricts the answer to a list of texts, for classification and multiple-choice questions.
+
 use super::describe;
 use super::support::{
     answer_tracker::AnswerTracker,

@@ -1,3 +1,5 @@
+//! `force-prefix`: writes the beginning of the answer, for clients that need a fixed start.
+
 use super::describe;
 use super::support::config::{self, schema};
 use crate::events::{EventType, LogLevel, TokenId};

@@ -1,3 +1,5 @@
+//! `log-top`: logs the most probable tokens of each step, for readers of a replay.
+
 use super::describe;
 use super::support::config::{self, schema};
 use crate::events::{EventType, LogLevel};

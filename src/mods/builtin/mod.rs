@@ -73,6 +73,7 @@ mod tests {
     use crate::mods::schema_check;
     use serde_json::{Value, json};
 
+    /// Starting a mod also checks that its schema has the fields of its configuration type.
     #[test]
     fn example_configs_are_accepted() {
         for factory in all() {

@@ -1,3 +1,5 @@
+//! `replace-phrase`: replaces phrases while the answer is written, for clients with a fixed terminology.
+
 use super::describe;
 use super::support::{
     config::{self, schema},

@@ -1,3 +1,5 @@
+//! `retry-low-confidence`: samples improbable passages again, for answers in which the model must be certain.
+
 use super::describe;
 use super::support::{
     config::{self, schema},

@@ -1,3 +1,5 @@
+//! `stop-on-repetition`: ends an answer that repeats itself, for models that fall into loops.
+
 use super::describe;
 use super::support::{
     config::{self, schema},

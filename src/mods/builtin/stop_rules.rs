@@ -1,3 +1,5 @@
+//! `stop-rules`: ends the answer by rules, for limits that stop strings cannot express.
+
 use super::describe;
 use super::support::{
     answer_tracker::AnswerTracker,

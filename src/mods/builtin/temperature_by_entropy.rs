@@ -1,3 +1,5 @@
+//! `temperature-by-entropy`: sets the temperature by the model's uncertainty, for varied text with few errors.
+
 use super::describe;
 use super::support::config::{self, schema};
 use crate::events::EventType;

@@ -83,6 +83,13 @@ pub fn run() -> Arc<RunView> {
     })
 }
 
+/// Creates a run whose answers have the format of this family.
+pub fn run_of(family: ModelFamily) -> Arc<RunView> {
+    let view = run();
+    let answer_format = AnswerFormat { syntax: family.syntax().into(), ..(*view.answer_format).clone() };
+    Arc::new(RunView { answer_format: answer_format.into(), ..(*view).clone() })
+}
+
 /// Harness that calls one mod instance with a sequence: the prompt "> ", then the appended tokens.
 pub struct ModHarness {
     pub instance: Box<dyn ModInstance>,
@@ -100,7 +107,10 @@ pub const PROMPT: usize = 2;
 
 impl ModHarness {
     pub fn new(factory: &dyn ModFactory, config: &Value) -> Self {
-        let run = run();
+        Self::with_run(factory, config, run())
+    }
+
+    pub fn with_run(factory: &dyn ModFactory, config: &Value, run: Arc<RunView>) -> Self {
         let instance = factory.start(config, &run).expect("a configuration that the mod accepts");
         let sequence = run.vocabulary.encode_plain("> ");
         Self { instance, sequence, evicted: 0, evictions_end: 0, run, step: 1 }

@@ -1,3 +1,5 @@
+//! `think-budget`: ends reasoning after a number of tokens, for clients that limit time and cost.
+
 use super::describe;
 use super::support::{
     answer_tracker::AnswerTracker,

@@ -1,3 +1,5 @@
+//! `tool-guard`: checks tool calls, for clients that must not receive invalid ones.
+
 use super::describe;
 use super::support::{
     answer_text::AnswerText,
@@ -148,6 +150,15 @@ struct InvalidCall {
     reason: String,
 }
 
+/// Result of parsing new text.
+#[derive(Default)]
+struct ParsedText {
+    /// The first invalid call.
+    invalid: Option<InvalidCall>,
+    /// True if the text completes a call or contains text other than calls.
+    has_answer: bool,
+}
+
 impl Guard {
     fn update(&mut self, call: &Call<'_>) {
         let delta = self.tracker.update(call);
@@ -171,47 +182,50 @@ impl Guard {
         }
     }
 
-    /// Parses new text and returns the first invalid call in it. `is_complete` is true at the end of the answer.
-    fn parse(&mut self, is_complete: bool) -> Option<InvalidCall> {
+    /// Parses new text. `is_complete` is true at the end of the answer.
+    fn parse(&mut self, is_complete: bool) -> ParsedText {
         let end = self.parsed_bytes + complete_prefix(&self.answer.bytes()[self.parsed_bytes..]);
         let text = self.answer.text(self.parsed_bytes, end);
-        let mut invalid = None;
+        let mut parsed = ParsedText::default();
         for c in text.chars() {
-            // The part of the answer that this character completes begins before it.
-            let (part_start, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
-            let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
             self.parsed_bytes += c.len_utf8();
-            let is_unparsed = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.find_invalid(&pieces, part_start, is_unparsed));
+            self.parse_piece(&mut parsed, |parser| parser.push(c.encode_utf8(&mut [0; 4])));
         }
         if is_complete && !self.is_finished {
-            let (part_start, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             self.is_finished = true;
-            let pieces = self.parser.finish();
-            let is_unparsed = marked && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.find_invalid(&pieces, part_start, is_unparsed));
+            self.parse_piece(&mut parsed, AnswerParser::finish);
         }
-        invalid
+        parsed
     }
 
-    fn find_invalid(&self, pieces: &[AnswerDelta], part_start: usize, is_unparsed: bool) -> Option<InvalidCall> {
-        // The parser reports a channel as a whole, so the call begins with the last channel header.
-        let channel = self.answer_format.syntax.last_channel_start(&self.answer.bytes()[..self.parsed_bytes]);
-        let from = channel.unwrap_or_else(|| {
-            // Spaces before the call may remain.
-            let rest = &self.answer.bytes()[part_start..];
-            part_start + rest.len() - rest.trim_ascii_start().len()
-        });
-        if from < self.tolerated_until {
-            return None;
+    /// Parses one character or the end of the answer with this function, and adds the result to `parsed`.
+    fn parse_piece(&mut self, parsed: &mut ParsedText, parse: impl FnOnce(&mut AnswerParser) -> Vec<AnswerDelta>) {
+        // The call that this piece completes begins before it.
+        let (from, malformed_calls) = (self.parser.unsent_from(), self.parser.malformed_calls());
+        let deltas = parse(&mut self.parser);
+        parsed.has_answer |= deltas
+            .iter()
+            .any(|delta| matches!(delta, AnswerDelta::CallEnd | AnswerDelta::Content(_) | AnswerDelta::Reasoning(_)));
+        if parsed.invalid.is_none() {
+            let is_malformed = self.parser.malformed_calls() > malformed_calls;
+            parsed.invalid = self.find_invalid(&deltas, from, is_malformed);
         }
-        let reason = pieces.iter().find_map(|piece| match piece {
+    }
+
+    /// Returns the call that begins at `from` or after spaces there, if it is invalid.
+    fn find_invalid(&self, deltas: &[AnswerDelta], from: usize, is_malformed: bool) -> Option<InvalidCall> {
+        let problem = deltas.iter().find_map(|delta| match delta {
             AnswerDelta::Call(name) => self.name_problem(name),
             AnswerDelta::CallEnd => self.arguments_problem(),
             _ => None,
         });
-        let parse_problem = (is_unparsed && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
-        reason.or(parse_problem).map(|reason| InvalidCall { from, reason })
+        let reason = problem.or_else(|| is_malformed.then(|| "the call cannot be parsed".to_owned()))?;
+        // Spaces before a call may remain. In channels, a space is part of the header.
+        let rest = &self.answer.bytes()[from..];
+        let is_channels = self.answer_format.syntax.is_channels();
+        let spaces = if is_channels { 0 } else { rest.len() - rest.trim_ascii_start().len() };
+        let from = from + spaces;
+        (from >= self.tolerated_until).then_some(InvalidCall { from, reason })
     }
 
     fn name_problem(&self, name: &str) -> Option<String> {
@@ -280,10 +294,6 @@ impl Guard {
     }
 }
 
-fn has_call(pieces: &[AnswerDelta]) -> bool {
-    pieces.iter().any(|piece| matches!(piece, AnswerDelta::CallEnd))
-}
-
 impl ModInstance for Guard {
     fn handles(&self) -> EventSet {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
@@ -291,8 +301,7 @@ impl ModInstance for Guard {
 
     /// Returns the number of tokens from the start of a call, or of a possible call.
     fn holdback(&self) -> usize {
-        let channel = self.answer_format.syntax.last_channel_start(self.answer.bytes());
-        self.answer.cut(channel.unwrap_or_else(|| self.parser.unsent_from())).tokens
+        self.answer.cut(self.parser.unsent_from()).tokens
     }
 
     fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
@@ -300,14 +309,12 @@ impl ModInstance for Guard {
         let length = self.tracker.token_count();
         Some(match call.event {
             CallEvent::Added { .. } => {
-                let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                if let Some(invalid) = self.parse(call.ends_answer()) {
+                let parsed = self.parse(call.ends_answer());
+                if let Some(invalid) = parsed.invalid {
                     self.respond(&invalid, call)
                 } else {
                     // A retry is complete after a valid call or text.
-                    let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                    let is_text = self.holdback() == 0;
-                    self.retry.from.take_if(|from| complete > calls || (is_text && *from < length));
+                    self.retry.from.take_if(|from| parsed.has_answer && *from < length);
                     Reply::noop()
                 }
             }

@@ -188,7 +188,7 @@ pub(crate) fn is_page_request(request: &Request) -> bool {
 
 /// Returns the host that the client addressed: lower case, without port and brackets.
 fn host(request: &Request) -> Option<String> {
-    // HTTP/2 has the host in the URI, HTTP/1.1 in the header.
+    // A request in absolute form has the host in its target.
     let value = match request.uri().authority() {
         Some(authority) => authority.as_str(),
         None => request.headers().get(header::HOST)?.to_str().ok()?,

@@ -263,7 +263,12 @@ impl ApiError {
         self
     }
 
-    /// Returns the detail to send. The cause of an internal error is logged instead.
+    /// Returns the detail with the cause of an internal error. Only for the log.
+    pub(crate) fn log_detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Returns the detail to send or to store. The cause of an internal error is logged instead.
     pub(crate) fn public_detail(&self) -> String {
         if self.kind != ErrorKind::Internal {
             return self.detail.clone();

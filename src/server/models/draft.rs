@@ -20,7 +20,7 @@ impl ModelRegistry {
         let config = &self.0.config.engine;
         let Some(draft) = config.speculation.draft_model.as_ref().filter(|_| entry.default) else { return Ok(None) };
         let unusable = |reason: String| ModelError::Draft { path: draft.path.display().to_string(), reason };
-        self.probe_file(&draft.path).await.map_err(|error| unusable(error.to_string()))?;
+        self.probe_file(&draft.path, None).await.map_err(|error| unusable(error.to_string()))?;
         let options = draft_options(config, entry, draft);
         let (path, cancelled) = (draft.path.clone(), Arc::clone(cancelled));
         let read = move || Model::load(&path, &options, move |_| !cancelled.load(Ordering::Acquire));

@@ -2,6 +2,7 @@
 
 use super::{ModelEntry, ModelRegistry, ModelState};
 use crate::model::{SplitName, split_name};
+use memchr::memmem;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -65,7 +66,7 @@ fn is_adapter_or_projector(path: &Path) -> bool {
     let mut head = Vec::new();
     // A file that cannot be read is reported when it is loaded.
     let _ = std::fs::File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
-    TYPES.iter().any(|kind| head.windows(kind.len()).any(|bytes| bytes == *kind))
+    TYPES.iter().any(|kind| memmem::find(&head, kind).is_some())
 }
 
 /// Returns the name of a file's model, or `None` if the file is not a separate model, such as a later part of a split

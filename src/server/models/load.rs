@@ -187,7 +187,8 @@ impl ModelRegistry {
             return Err(load_error(&entry.path, "the model registry is not open"));
         };
         let config = &self.0.config.engine;
-        self.probe_file(&entry.path).await?;
+        let images = config.images.as_ref().filter(|_| entry.default);
+        self.probe_file(&entry.path, images.map(|images| images.projector.as_path())).await?;
         // The draft model comes first, so that the layers of the main model are placed in the memory that it leaves.
         let draft_model = self.load_draft(entry, cancelled).await?;
         let model = self.read(entry, Arc::clone(cancelled), Arc::clone(&observe)).await?;

@@ -87,7 +87,7 @@ impl LoadedModel {
     /// Returns true if nothing is queued or active.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.0.engine.runs() == 0 && self.0.encoder.pending() == 0
+        self.0.engine.unfinished_runs() == 0 && self.0.encoder.pending() == 0
     }
 
     /// Returns the encoder for embeddings and scores.

@@ -26,20 +26,21 @@ pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result
     {
         return Ok((mods::version_of(&*factory), upload.source.clone()));
     }
-    let mut stored = app.store()?.mod_versions(name).await?;
-    stored.retain(|version| is_wanted(&version.hash));
-    match (stored.pop(), stored.len()) {
-        (Some(mut version), 0) => {
-            let source = serde_json::from_value(version.upload["source"].take()).map_err(ApiError::internal)?;
-            Ok((version.hash, source))
-        }
-        (Some(_), others) => {
-            let message = format!("{} versions of '{name}' start with {wanted}; send more digits", others + 1);
-            Err(ApiError::invalid("version", message))
-        }
-        (None, _) => {
-            let detail = format!("no source of version {wanted} of '{name}' is stored");
-            Err(ApiError::new(ErrorKind::NotFound, detail))
-        }
+    let store = app.store()?;
+    let mut hashes: Vec<String> = store.mod_versions(name).await?.into_iter().map(|version| version.hash).collect();
+    hashes.retain(|hash| is_wanted(hash));
+    if hashes.len() > 1 {
+        let message = format!("{} versions of '{name}' start with {wanted}; send more digits", hashes.len());
+        return Err(ApiError::invalid("version", message));
     }
+    let version = match hashes.pop() {
+        Some(hash) => store.mod_version(name, &hash).await?,
+        None => None,
+    };
+    let Some(mut version) = version else {
+        let detail = format!("no source of version {wanted} of '{name}' is stored");
+        return Err(ApiError::new(ErrorKind::NotFound, detail));
+    };
+    let source = serde_json::from_value(version.upload["source"].take()).map_err(ApiError::internal)?;
+    Ok((version.hash, source))
 }

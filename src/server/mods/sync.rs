@@ -39,7 +39,7 @@ impl ModSync {
         let mut changes = store.mod_changes();
         loop {
             tokio::select! {
-                () = app.stopping() => return,
+                () = app.wait_until_stopping() => return,
                 () = changes.next() => {}
             }
             if let Err(error) = self.sync_all(&app, &store).await {
@@ -82,7 +82,7 @@ impl ModSync {
             return Ok(());
         }
         let _changing = app.lock_mod_changes().await;
-        let state = store.mod_states().await?.into_iter().find(|state| state.name == name);
+        let state = store.mod_state(name).await?;
         let hash = state.as_ref().and_then(|state| state.hash.as_deref());
         let mut retry = planned.filter(|planned| hash.is_some_and(|hash| planned.is_for(hash)));
         match imported {

@@ -57,6 +57,8 @@ pub async fn register_upload(
         from_file: false,
     };
     let changing = app.lock_mod_changes().await;
+    // A mod of that name may have been registered during the import.
+    check_name(app, &name)?;
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
     let unchanged = app.registry().info(&name, None).is_some_and(|shown| shown.current.hash == hash);
@@ -73,14 +75,20 @@ pub async fn register_upload(
 pub(crate) fn validate_upload(app: &App, upload: &ModUpload) -> Result<String, ApiError> {
     upload.check().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?;
     let name = upload.name().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?.to_owned();
-    app.registry().check_name(&name, ModOrigin::Uploaded, None).map_err(|error| name_conflict(&error))?;
+    check_name(app, &name)?;
+    Ok(name)
+}
+
+/// Checks that an upload may have the name, and that a new mod is within the limit.
+fn check_name(app: &App, name: &str) -> Result<(), ApiError> {
+    app.registry().check_name(name, ModOrigin::Uploaded, None).map_err(|error| name_conflict(&error))?;
     let uploaded =
         app.registry().list_info(None).iter().filter(|shown| shown.current.origin == ModOrigin::Uploaded).count();
-    if uploaded >= MAX_UPLOADED_MODS && app.registry().get(&name).is_none() {
+    if uploaded >= MAX_UPLOADED_MODS && app.registry().get(name).is_none() {
         let detail = format!("the limit of {MAX_UPLOADED_MODS} uploaded mods is reached; remove one first");
         return Err(ApiError::new(ErrorKind::NoRoom, detail));
     }
-    Ok(name)
+    Ok(())
 }
 
 fn name_conflict(error: &mods::NameTaken) -> ApiError {

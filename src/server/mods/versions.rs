@@ -67,14 +67,14 @@ pub fn store_used_versions(app: &App) {
     tokio::spawn(async move {
         loop {
             let used = tokio::select! {
-                () = app.stopped() => return,
+                () = app.wait_until_stopped() => return,
                 used = uses.recv() => used,
             };
             let Some(used) = used else { return };
             while let Err(error) = store_used(&app, &used).await {
-                tracing::debug!(mod.name = used.name, "mod version not stored yet: {}", error.problem().detail);
+                tracing::debug!(mod.name = used.name, "mod version not stored yet: {}", error.log_detail());
                 tokio::select! {
-                    () = app.stopped() => return,
+                    () = app.wait_until_stopped() => return,
                     () = tokio::time::sleep(RETRY_DELAY) => {}
                 }
             }
@@ -130,9 +130,8 @@ async fn store_used(app: &App, used: &ModUse) -> Result<(), ApiError> {
 
 /// Returns the stored version of a mod with that hash, if the server may run it.
 pub(crate) async fn find_version(app: &App, name: &str, hash: &str) -> Result<Option<ModVersion>, ApiError> {
-    let versions = app.store()?.mod_versions(name).await?;
-    let may_run = |version: &ModVersion| version.from_file || app.config().server.allow_mod_upload;
-    Ok(versions.into_iter().find(|version| version.hash == hash).filter(may_run))
+    let version = app.store()?.mod_version(name, hash).await?;
+    Ok(version.filter(|version| version.from_file || app.config().server.allow_mod_upload))
 }
 
 /// Loads a stored version for a run. It runs in the sandbox even if it came from a file, unless the sandbox is off.

@@ -14,7 +14,7 @@ pub fn announce(app: &App, url: Option<String>) {
             let Ok(store) = app.store() else { return };
             store.announce(Announcement { url: url.clone(), models });
             tokio::select! {
-                () = app.stopping() => return,
+                () = app.wait_until_stopping() => return,
                 // The sender lives as long as the models.
                 _ = changes.changed() => {}
             }

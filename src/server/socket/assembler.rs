@@ -66,10 +66,12 @@ impl Assembler {
     }
 
     fn check_size(&self, size: usize) -> Result<(), Close> {
-        if size <= self.limit {
-            return Ok(());
-        }
-        Err(Close::too_large(&format!("a message may have at most {} bytes; see --max-message", self.limit)))
+        if size <= self.limit { Ok(()) } else { Err(self.too_large()) }
+    }
+
+    /// Returns the close frame for a message above the limit.
+    pub(super) fn too_large(&self) -> Close {
+        Close::too_large(&format!("a message may have at most {} bytes; see --max-message", self.limit))
     }
 }
 

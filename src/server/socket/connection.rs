@@ -13,6 +13,7 @@ use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -35,16 +36,31 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Minimum time before an unresponsive client is disconnected; three ping intervals if those are longer.
 const MIN_SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Shared by reading and writing; locked for one poll at a time.
-struct Connection(Mutex<Streaming<LimitedStream>>);
+/// Shared by reading and writing.
+struct Connection {
+    /// Locked for one poll at a time.
+    stream: Mutex<Streaming<LimitedStream>>,
+    /// True after reading failed. Unless the connection is closed, the library has then queued a close frame with the
+    /// cause.
+    is_failed: AtomicBool,
+}
 
 impl Connection {
+    fn new(stream: Streaming<LimitedStream>) -> Self {
+        Self { stream: Mutex::new(stream), is_failed: AtomicBool::new(false) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Streaming<LimitedStream>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_failed(&self) -> bool {
+        self.is_failed.load(Ordering::Relaxed)
     }
 
     async fn read(&self) -> SocketResult<Frame> {
-        let frame = poll_fn(|cx| self.lock().poll_next_frame(cx)).await?;
+        let read = poll_fn(|cx| self.lock().poll_next_frame(cx)).await;
+        let frame = read.inspect_err(|_| self.is_failed.store(true, Ordering::Relaxed))?;
         if frame.opcode() == OpCode::Ping {
             // Writes the pong first: the queue of pongs has no limit, and the client may never read them.
             self.wait_writable().await?;
@@ -57,8 +73,12 @@ impl Connection {
         poll_fn(|cx| self.lock().poll_ready_unpin(cx)).await
     }
 
+    /// Writes a frame to the buffer.
     async fn feed(&self, frame: Frame) -> SocketResult<()> {
-        self.wait_writable().await?;
+        // Waiting would first write the close frame that the library queues when reading fails.
+        if !self.is_failed() {
+            self.wait_writable().await?;
+        }
         self.lock().start_send_unpin(frame)
     }
 
@@ -100,7 +120,7 @@ pub(super) async fn serve<H, F>(
     F: Future<Output = Close>,
 {
     let config = app.config().server.sockets;
-    let connection = Connection(Mutex::new(connection));
+    let connection = Connection::new(connection);
     let activity = Arc::clone(&client.activity);
     let (messages, unread) = mpsc::channel(MAX_UNREAD_MESSAGES);
     let (outgoing, mut queue) = queue();
@@ -124,7 +144,7 @@ pub(super) async fn serve<H, F>(
     };
     queue.close();
     let closing = async {
-        if close_connection(&connection, &mut queue, close, error).await.is_ok() {
+        if close_connection(&connection, &mut queue, close, error).await.is_ok() && !connection.is_failed() {
             // Frames sent before the client's close frame are ignored.
             while connection.read().await.is_ok() {}
         }
@@ -183,9 +203,11 @@ async fn read(
             Err(WebSocketError::IoError(error)) if error.kind() == ErrorKind::QuotaExceeded => {
                 return Some(Close::policy("the first message must contain an API key and have at most 16384 bytes"));
             }
+            // The header of a frame has a length far above the limit.
+            Err(WebSocketError::FrameTooLarge) => return Some(assembler.too_large()),
             Err(error) => {
                 tracing::debug!(%error, "WebSocket closed");
-                // The library has queued a close frame with the cause; one more read sends it.
+                // One more read sends the close frame of the library.
                 let _ = timeout(CLOSE_TIMEOUT, connection.read()).await;
                 return None;
             }
@@ -303,11 +325,11 @@ async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing
 
 /// Waits until the server stops and all activity has ended or its grace period is over.
 async fn stopped(app: &App, outgoing: &Outgoing) {
-    app.stopping().await;
+    app.wait_until_stopping().await;
     let mut activities = outgoing.activity_count();
     tokio::select! {
         _ = activities.wait_for(|&count| count == 0) => {}
         // Interrupted runs still send their last message.
-        () = async { app.stopped().await; sleep(STOP_GRACE).await } => {}
+        () = async { app.wait_until_stopped().await; sleep(STOP_GRACE).await } => {}
     }
 }

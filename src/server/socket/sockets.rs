@@ -25,8 +25,8 @@ pub(crate) struct Sockets {
 impl Sockets {
     /// Creates the state for messages of up to `max_message_bytes`.
     pub(crate) fn new(max_message_bytes: usize) -> Self {
-        // A frame that is slightly too large is still read so that the client receives an error; a much larger one
-        // closes the connection at its header.
+        // A frame that is slightly too large is still read, so that the client can read the error after it has sent the
+        // frame; a much larger one closes the connection at its header.
         let cap = max_message_bytes.saturating_mul(2).saturating_add(1);
         let options = Options::default()
             .with_limits(cap, cap)

@@ -96,15 +96,18 @@ async fn messages_go_both_ways_compressed_and_in_pieces() {
 #[tokio::test]
 async fn too_large_message_is_rejected_with_reason() {
     let (_, address) = echo(|flags| flags.limits.max_message = Size(1000)).await;
-    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
-    socket.send(Frame::text("x".repeat(1001))).await.unwrap();
-    let frames = rest(&mut socket).await;
-    let text = first_text(&frames);
-    assert!(text.contains("a message may have at most 1000 bytes"), "{text}");
-    assert_eq!(close_code(&frames), Some(1009));
-    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
-    socket.send(Frame::text("x".repeat(100_000))).await.unwrap();
-    assert_eq!(close_code(&rest(&mut socket).await), Some(1009));
+    let reason = "a message may have at most 1000 bytes; see --max-message";
+    for options in [Options::default(), Options::default().with_balanced_compression()] {
+        for bytes in [1001, 2000, 100_000] {
+            let mut socket = connect(address, options.clone(), &[]).await.unwrap();
+            socket.send(Frame::text("x".repeat(bytes))).await.unwrap();
+            let frames = rest(&mut socket).await;
+            let text = first_text(&frames);
+            assert!(text.contains(reason), "{bytes}: {text}");
+            assert_eq!((frames.len(), close_code(&frames)), (2, Some(1009)), "{bytes}");
+            assert_eq!(frames[1].close_reason().unwrap(), Some(reason), "{bytes}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ impl Upgrade {
         F: Future<Output = Close> + Send + 'static,
     {
         let Self { app, upgrade, connection, caller, address, headers } = self;
-        if let Err(unavailable) = app.open_for_sockets() {
+        if let Err(unavailable) = app.check_accepts_sockets() {
             return unavailable.into_response();
         }
         let needs_key = caller.is_none();

@@ -17,6 +17,7 @@ use super::EmbeddedError;
 use account::Account;
 use data_dir::{DataDirLock, lock, make_data_dir};
 use listen::Listen;
+use memchr::memmem;
 use postmaster::{Postmaster, supervise};
 use processes::Processes;
 use programs::Programs;
@@ -205,7 +206,7 @@ impl Server {
         }
         let output = child.wait_with_output().await.map_err(broken)?;
         // Single-user mode prints errors and still exits with status 0.
-        let refused = output.stderr.windows(6).any(|window| window == b"ERROR:");
+        let refused = memmem::find(&output.stderr, b"ERROR:").is_some();
         if output.status.success() && !refused {
             Ok(())
         } else {

@@ -173,7 +173,7 @@ async fn search_checked(
         }
         budget = budget.saturating_sub(examined.candidates);
         if budget == 0 {
-            progress.searched_until = examined.oldest;
+            progress.searched_until = examined.last;
             return Ok(progress);
         }
         progress.searched_until = window.lower;
@@ -210,7 +210,7 @@ async fn search_unchecked(
             return Ok(progress);
         }
         if examined.candidates == max_candidates {
-            progress.searched_until = examined.oldest;
+            progress.searched_until = examined.last;
             // Some candidates were deleted. The rest of the window follows, in few statements even if many are.
             min_candidates = examined.candidates.saturating_mul(2);
             continue;
@@ -279,6 +279,7 @@ async fn examine_window(
         sql.push(NOT_DELETED);
         listing.plan.push_checked(sql);
     };
-    push_examination(&mut sql, push_candidates, max_candidates, push_checks, listing.wanted - progress.ids.len());
+    let missing = listing.wanted - progress.ids.len();
+    push_examination(&mut sql, listing.order, push_candidates, max_candidates, push_checks, missing);
     Ok(sql.build_query_as().fetch_one(connection).await?)
 }

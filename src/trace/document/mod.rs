@@ -18,7 +18,9 @@ pub use run_details::RunDetails;
 pub use wire::DocumentWire;
 pub use write::{Numbering, item_to_json};
 
-use crate::events::{ActionRecord, Event, ModCall, ModLog, RawJson, RunStatus, Surface, TokenId, TraceItem};
+use crate::events::{
+    ActionRecord, Event, ModCall, ModLog, RawJson, RunStatus, Surface, TokenId, TraceItem, is_reserved_request_id,
+};
 use chrono::{DateTime, Utc};
 use locate::ObjectKind;
 use serde::{Deserialize, Serialize};
@@ -104,6 +106,11 @@ pub struct RequestExtras {
     /// written to documents.
     #[serde(skip_serializing_if = "is_zero")]
     pub replaced_nul: u32,
+    /// True if actions have the specified fields next to their `details`, which then do not have Quote's form; see
+    /// [`Fold::set_has_specified_actions`](super::fold::Fold::set_has_specified_actions). It is stored with the run but not
+    /// written to documents.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub specified_actions: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -136,10 +143,12 @@ impl RequestExtras {
             inference_stats,
             thunder_run,
             replaced_nul,
+            specified_actions,
         } = self;
         let texts = [system_prompt, user_prompt, active_mod_name, final_text];
         let tokens = [system_prompt_token_ids, user_prompt_token_ids, final_token_ids];
         *replaced_nul == 0
+            && !specified_actions
             && inference_stats.is_none()
             && thunder_run.is_none()
             && texts.iter().all(|text| text.is_none())
@@ -168,6 +177,7 @@ impl Document {
         let (wire, replaced_nul) = parse_replacing_nul::<wire::DocumentWire>(payload, ObjectKind::Document)?;
         let mut document = Self::from(wire);
         document.request.extras.replaced_nul = replaced_nul;
+        document.check_request_id()?;
         document.check_order()?;
         document.check_links()?;
         document.check_cached_tokens()?;
@@ -237,6 +247,16 @@ impl Document {
             }
         }
         items
+    }
+
+    /// Checks that the run can be found by its request id.
+    fn check_request_id(&self) -> Result<(), DocumentError> {
+        let request_id = &self.request.request_id;
+        (!is_reserved_request_id(request_id)).then_some(()).ok_or_else(|| DocumentError {
+            path: "$.request.request_id".into(),
+            expected: "another id, because the API has a route of this name".into(),
+            found: format!("{request_id:?}"),
+        })
     }
 
     /// Checks that the events have the sequence orders 0, 1, 2 …, in any order.

@@ -240,9 +240,10 @@ fn type_errors_report_path_expected_and_found() {
     insta::assert_snapshot!(message("/events", json!({})), @"$.events: expected an array of objects, got an object");
     insta::assert_snapshot!(message("/events/1", json!(7)), @"$.events[1]: expected an object, got 7");
     insta::assert_snapshot!(message("/request", json!([])), @"$.request: expected an object, got an array");
-    insta::assert_snapshot!(message("/request/created_at", json!("now")), @r#"$.request.created_at: expected an ISO 8601 time such as "2025-12-01T18:30:00Z", or seconds since 1970, got "now""#);
+    insta::assert_snapshot!(message("/request/created_at", json!("now")), @r#"$.request.created_at: expected an RFC 3339 time such as "2025-12-01T18:30:00Z", or seconds since 1970, got "now""#);
     insta::assert_snapshot!(message("/request/temperature", json!("hot")), @r#"$.request.temperature: expected a number, got "hot""#);
     insta::assert_snapshot!(message("/request/request_id", json!("")), @r#"$.request.request_id: expected a string of 1 to 1024 bytes, got """#);
+    insta::assert_snapshot!(message("/request/request_id", json!("live")), @r#"$.request.request_id: expected another id, because the API has a route of this name, got "live""#);
     insta::assert_snapshot!(message("/mod_calls/0/mod_name", json!("")), @r#"$.mod_calls[0].mod_name: expected a string that is not empty, got """#);
     insta::assert_snapshot!(message("/mod_logs/0/log_level", json!("info")), @r#"$.mod_logs[0].log_level: expected "DEBUG", "INFO", "WARNING" or "ERROR", got "info""#);
 }
@@ -280,35 +281,16 @@ fn nul_characters_are_replaced_and_counted() {
 }
 
 #[test]
-fn nested_fields_of_quote_actions_become_top_level() {
-    let action = |kind: &str, details: Value| {
-        let mut payload = sample();
-        payload["actions"][0] =
-            json!({"mod_call_sequence": 0, "action_type": kind, "action_order": 0, "details": details});
-        let document = Document::parse(payload.to_string().as_bytes()).unwrap();
-        let written: Value = serde_json::from_slice(&document.write()).unwrap();
-        written["actions"][0].clone()
-    };
-    let tokens = json!({"tokens": [5, 6], "tokens_as_text": ["a", "b"], "token_count": 2});
-    let with = |name: &str, value: Value| {
-        let mut details = tokens.clone();
-        details[name] = value;
-        details
-    };
-    let back = action("Backtrack", with("backtrack_steps", json!(3)));
-    assert_eq!((&back["backtrack_steps"], &back["backtrack_token_count"]), (&json!(3), &json!(2)));
-    assert_eq!(back["token_count"], Value::Null);
-    let force = action("ForceTokens", tokens.clone());
-    assert_eq!((&force["token_count"], &force["tokens_preview"]), (&json!(2), &json!("ab")));
-    let prefill = action("AdjustedPrefill", with("adjusted_max_steps", json!(9)));
-    assert_eq!(
-        (&prefill["new_length"], &prefill["new_prompt"], &prefill["adjusted_max_steps"]),
-        (&json!(2), &json!("ab"), &json!(9))
-    );
-    let calls = action("ToolCalls", json!({"tool_calls": "f()"}));
-    assert_eq!((&calls["tool_calls"], &calls["has_tool_calls"]), (&json!("f()"), &json!(true)));
-    assert_eq!(action("AdjustedLogits", json!({"logits_shape": [1, 64]}))["logits_shape"], "[1,64]");
-    assert_eq!(action("Backtrack", json!({"backtrack_steps": "many"}))["backtrack_steps"], Value::Null);
+fn arrays_are_no_objects() {
+    insta::assert_snapshot!(message("/request", json!(["r1"])), @"$.request: expected an object, got an array");
+    insta::assert_snapshot!(message("/request/thunder_run", json!(["done"])), @"$.request.thunder_run: expected an object, got an array");
+    insta::assert_snapshot!(message("/events/1", json!(["Added", 1, 1])), @"$.events[1]: expected an object, got an array");
+    insta::assert_snapshot!(message("/mod_calls/0", json!([0, "m", "Added", 1])), @"$.mod_calls[0]: expected an object, got an array");
+    insta::assert_snapshot!(message("/mod_logs/0", json!([0, "m", "text"])), @"$.mod_logs[0]: expected an object, got an array");
+    insta::assert_snapshot!(message("/actions/0", json!([0, "Noop", 0])), @"$.actions[0]: expected an object, got an array");
+    insta::assert_snapshot!(Document::parse(br#"[{"request_id": "r1"}, [], [], [], []]"#).unwrap_err(), @"$: expected an object, got an array");
+    let document = parse_with("/events/0/details", json!([7])).unwrap();
+    assert!(document.events[0].measured.is_none(), "the array has no position");
 }
 
 #[test]

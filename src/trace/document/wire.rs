@@ -1,17 +1,22 @@
 //! The wire structs that serde parses in the fast pass. They have the fields of the `/ingest` specification and those
 //! that Quote and Thunder add to `request`.
 
+mod action;
+
 use super::integer::{Integer, integers};
 use super::raw;
 use super::run_details::{RunDetails, is_accepted_metadata};
 use super::time::Timestamp;
 use super::{Document, RequestExtras, RequestMeta};
-use crate::events::{ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson};
-use serde::Deserialize;
+use crate::events::{
+    ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, ObjectsOnly, RawJson, optional_object,
+};
+use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
 /// A complete run of an engine. NUL characters in texts are replaced with U+FFFD.
 #[derive(Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 #[schema(as = IngestDocument)]
 pub struct DocumentWire {
     request: RequestWire,
@@ -24,6 +29,7 @@ pub struct DocumentWire {
 
 /// The request of a run.
 #[derive(Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 #[schema(as = IngestRequest)]
 struct RequestWire {
     /// Unique id of the run.
@@ -58,11 +64,13 @@ struct RequestWire {
     #[schema(value_type = Option<Value>)]
     inference_stats: Option<RawJson>,
     /// Details of the run that Thunder recorded, in its exports.
+    #[serde(default, deserialize_with = "optional_object")]
     thunder_run: Option<RunDetails>,
 }
 
 /// An event of a run.
 #[derive(Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 #[schema(as = IngestEvent)]
 pub struct EventWire {
     event_type: EventType,
@@ -100,6 +108,7 @@ pub struct EventWire {
 
 /// A call of a mod.
 #[derive(Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 #[schema(as = IngestModCall)]
 pub struct ModCallWire {
     /// `sequence_order` of the event that the mod received.
@@ -118,6 +127,7 @@ pub struct ModCallWire {
 
 /// A line that a mod logged.
 #[derive(Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 #[schema(as = IngestModLog)]
 pub struct ModLogWire {
     /// Index of the call in `mod_calls`.
@@ -133,6 +143,7 @@ pub struct ModLogWire {
 
 /// An action of a mod.
 #[derive(Deserialize, ToSchema)]
+#[serde(remote = "Self")]
 #[schema(as = IngestAction)]
 pub struct ActionWire {
     /// Index of the call in `mod_calls`.
@@ -170,6 +181,19 @@ pub struct ActionWire {
     /// `EmitError`: the message.
     error_message: Option<String>,
 }
+
+/// Implements `Deserialize` by the derived functions, for objects only.
+macro_rules! deserialize_objects {
+    ($($wire:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $wire {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <$wire>::deserialize(ObjectsOnly(deserializer))
+            }
+        }
+    )*};
+}
+
+deserialize_objects!(DocumentWire, RequestWire, EventWire, ModCallWire, ModLogWire, ActionWire);
 
 /// A check that PostgreSQL can store a value: no NUL in text, no JSON that `jsonb` rejects.
 pub trait Storable {
@@ -251,6 +275,7 @@ impl From<DocumentWire> for Document {
         fn list<W, T: From<W>>(list: Option<Vec<W>>) -> Vec<T> {
             list.unwrap_or_default().into_iter().map(T::from).collect()
         }
+        let specified_actions = wire.has_specified_actions();
         let request = wire.request;
         Self {
             request: RequestMeta {
@@ -274,6 +299,7 @@ impl From<DocumentWire> for Document {
                     inference_stats: request.inference_stats,
                     thunder_run: request.thunder_run,
                     replaced_nul: 0,
+                    specified_actions,
                 },
             },
             events: list(wire.events),
@@ -333,57 +359,6 @@ impl From<ModLogWire> for ModLog {
             log_message: wire.log_message,
             log_level: wire.log_level.unwrap_or_default(),
             created_at: wire.created_at.map(|time| time.0),
-        }
-    }
-}
-
-/// Fields of an action that Quote nests in `details`.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Nested {
-    tokens_as_text: Vec<String>,
-    token_count: Option<i32>,
-    backtrack_steps: Option<i32>,
-    adjusted_max_steps: Option<i32>,
-    logits_shape: Option<RawJson>,
-    tool_calls: Option<RawJson>,
-}
-
-impl From<ActionWire> for ActionRecord {
-    fn from(wire: ActionWire) -> Self {
-        /// Maximum tokens of a preview.
-        const MAX_PREVIEW_TOKENS: usize = 10;
-        let nested: Nested = match &wire.details {
-            Some(details) => serde_json::from_str(details.get()).unwrap_or_default(),
-            None => Nested::default(),
-        };
-        let forces = matches!(wire.action_type, ActionType::ForceTokens | ActionType::ForceOutput);
-        let count_of = |applies: bool| nested.token_count.filter(|_| applies);
-        let text_of = |applies: bool, max: usize| {
-            let texts = &nested.tokens_as_text;
-            (applies && !texts.is_empty()).then(|| texts[..max.min(texts.len())].concat())
-        };
-        let backtracks = wire.action_type == ActionType::Backtrack;
-        let prefills = wire.action_type == ActionType::AdjustedPrefill;
-        let tool_calls = wire.tool_calls.or(nested.tool_calls);
-        Self {
-            mod_call_sequence: wire.mod_call_sequence.into(),
-            action_type: wire.action_type,
-            action_order: wire.action_order.into(),
-            created_at: wire.created_at.map(|time| time.0),
-            new_prompt: wire.new_prompt.or_else(|| text_of(prefills, usize::MAX)),
-            new_length: wire.new_length.map(i32::from).or_else(|| count_of(prefills)),
-            adjusted_max_steps: wire.adjusted_max_steps.map(i32::from).or(nested.adjusted_max_steps),
-            token_count: wire.token_count.map(i32::from).or_else(|| count_of(forces)),
-            tokens_preview: wire.tokens_preview.or_else(|| text_of(forces, MAX_PREVIEW_TOKENS)),
-            backtrack_steps: wire.backtrack_steps.map(i32::from).or(nested.backtrack_steps),
-            backtrack_token_count: wire.backtrack_token_count.map(i32::from).or_else(|| count_of(backtracks)),
-            logits_shape: wire.logits_shape.or_else(|| nested.logits_shape.map(|shape| shape.get().to_owned())),
-            temperature: wire.temperature,
-            has_tool_calls: wire.has_tool_calls.or(tool_calls.as_ref().map(|_| true)),
-            tool_calls,
-            error_message: wire.error_message,
-            details: wire.details,
         }
     }
 }

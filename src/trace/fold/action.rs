@@ -1,7 +1,7 @@
 //! Effects of an action on the rows.
 
 use super::{Fold, MarkKind, flags};
-use crate::events::{ActionRecord, ActionType, EventType, RawJson, TokenId};
+use crate::events::{ActionRecord, ActionType, EventType, RawJson, TokenId, from_object};
 use serde::Deserialize;
 
 /// The part of an action's `details` that the fold needs; other details parse as empty.
@@ -27,7 +27,7 @@ impl Fold {
             return;
         }
         let details: Details =
-            action.details.as_ref().and_then(|details| serde_json::from_str(details.get()).ok()).unwrap_or_default();
+            action.details.as_ref().and_then(|details| from_object(details.get()).ok()).unwrap_or_default();
         self.counters.actions += 1;
         let suffix = if details.superseded { " (superseded)" } else { "" };
         let label = format!("{}{suffix}", label(action, &details));
@@ -35,7 +35,7 @@ impl Fold {
         if details.superseded || self.newest.is_none() {
             return;
         }
-        if details.is_quote(kind) {
+        if !self.has_specified_actions && details.is_quote(kind) {
             return self.apply_quote_action(kind, &details);
         }
         let after = self.event_count();

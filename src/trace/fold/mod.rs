@@ -63,6 +63,8 @@ pub struct Fold {
     /// Time of the newest token, in microseconds.
     token_us: Option<u64>,
     placeholder_rows: u32,
+    /// See [`Fold::set_has_specified_actions`].
+    has_specified_actions: bool,
 }
 
 impl Fold {
@@ -70,6 +72,12 @@ impl Fold {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Sets whether the actions have the fields of the `/ingest` specification. Then the names of Quote's fields in their
+    /// `details` have no meaning; see [`quote`].
+    pub fn set_has_specified_actions(&mut self, has_specified_actions: bool) {
+        self.has_specified_actions = has_specified_actions;
     }
 
     /// Applies the next item.
@@ -168,7 +176,9 @@ impl Fold {
     }
 
     fn apply_prefilled(&mut self, event: &Event, seq: u32) {
-        if let Some(prompt) = event.measured.as_ref().and_then(|measured| measured.prompt.as_ref()) {
+        let prompt = event.measured.as_ref().and_then(|measured| measured.prompt.as_ref());
+        // `details` of another engine may have a prompt without tokens.
+        if let Some(prompt) = prompt.filter(|prompt| !prompt.tokens.is_empty()) {
             self.replace_prompt(&prompt.tokens, &prompt.texts, seq, 0);
         } else {
             self.replace_prompt(&[], &[], seq, 0);

@@ -1,4 +1,5 @@
-//! Actions of Quote's traces, which have their fields in `details`.
+//! Actions of Quote's traces, which have their fields in `details`. Another engine may store its whole actions there, with
+//! the same names, but it also has the specified fields next to `details`; see [`Fold::set_has_specified_actions`].
 //!
 //! Quote keeps a queue of tokens for each step. `ForceTokens` and `Backtrack` fill it; the next `Added` event of the
 //! same step lists it. Tokens that an action at `Added` queues become part of the answer without an event. The number

@@ -132,6 +132,41 @@ fn quote_traces_fold_to_their_final_text() {
     assert!(documents.len() >= 30);
 }
 
+/// An export has the fields of Quote's actions also next to `details`, but still names the active mod.
+#[test]
+fn exported_quote_traces_fold_to_their_final_text() {
+    let documents: Vec<Value> = serde_json::from_slice(include_bytes!("../../../fixtures/quote_traces.json")).unwrap();
+    for document in &documents {
+        let document = Document::parse(document.to_string().as_bytes()).unwrap();
+        let exported = Document::parse(&document.write()).unwrap();
+        assert!(!exported.request.extras.specified_actions, "{}", document.request.request_id);
+        assert_eq!(fold_of(&exported.items()).answer_text(), fold_of(&document.items()).answer_text());
+    }
+}
+
+#[test]
+fn quote_names_in_details_have_no_meaning_next_to_specified_fields() {
+    let items: Vec<TraceItem> = [
+        r#"{"kind":"event","event_type":"Added","step":1,"sequence_order":0,"added_tokens":[5],"added_token_count":1}"#,
+        r#"{"kind":"mod_call","event_sequence_order":0,"mod_name":"m","event_type":"Added","step":1}"#,
+        r#"{"kind":"action","mod_call_sequence":0,"action_type":"Backtrack","action_order":0,"backtrack_steps":1,
+            "details":{"backtrack_steps":1}}"#,
+    ]
+    .map(|line| item_from_json(line.as_bytes()).unwrap())
+    .into();
+    let mut specified = Fold::new();
+    specified.set_has_specified_actions(true);
+    items.iter().for_each(|item| specified.apply(item));
+    assert_eq!((specified.counters().backtracked, fold_of(&items).counters().backtracked), (1, 0));
+}
+
+#[test]
+fn prompt_without_tokens_in_details_does_not_hide_the_prompt_length() {
+    let event = br#"{"kind":"event","event_type":"Prefilled","step":0,"sequence_order":0,"prompt_length":150,
+        "details":{"prompt":{"text":"Once"}}}"#;
+    assert_eq!(fold_of(&[item_from_json(event).unwrap()]).counters().prompt_tokens, 150);
+}
+
 /// Each of these actions would append the queued tokens again.
 #[test]
 fn repeated_backtracks_create_a_bounded_number_of_rows() {

@@ -17,7 +17,7 @@ export async function fetchUrl(url, options) {
 
 /** Calls `fetch` for a path of this server. Throws an error with the server's message if the request fails. */
 export async function fetchApi(path, options = {}) {
-  const response = await fetchUrl(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
+  const response = await fetchUrl(base + path, options);
   if (response.ok || response.status === 304) return response;
   throw await errorOf(response);
 }

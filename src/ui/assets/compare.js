@@ -13,10 +13,12 @@ import { Events } from './replay/events.js';
 import { probabilityCell } from './replay/funnel.js';
 import { displayText } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
+import { TextScroll } from './replay/text-scroll.js';
 import { changeOf, sortFamily } from './replay/tree.js';
 
 const root = document.querySelector('[data-compare]');
 const textBox = document.querySelector('[data-diff]');
+const scroll = new TextScroll(textBox);
 const panel = document.querySelector('[data-panel]');
 const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
@@ -116,7 +118,9 @@ function moveCursor(step) {
   const element = currentElements[0] ?? currentElements[1];
   const details = element?.closest('details');
   if (details && !details.open) details.open = true;
-  element?.scrollIntoView({ block: 'nearest' });
+  // If the text is a scrollable box, as on small screens, the page stays at its place.
+  if (textBox.scrollHeight > textBox.clientHeight) scroll.reveal(element);
+  else element?.scrollIntoView({ block: 'nearest' });
   showPosition();
   clearTimeout(timer);
   // For a side without a token at this step, its next token is shown: at the start of an insertion, both follow the same text.

@@ -2,6 +2,19 @@
 import { base } from './api.js';
 import { h } from './dom.js';
 
+/** Paths of the pages by the names that the dialog knows. */
+const PAGES = {
+  runs: '/runs',
+  playground: '/playground',
+  mods: '/mods',
+  experiments: '/experiments',
+  stats: '/stats',
+  statistics: '/stats',
+  docs: '/docs',
+  handbook: '/docs',
+  api: '/docs/reference',
+};
+
 /** Returns the destination that a text names: `{event}` or `{token}` if a run is open, `{href, label}`, or null for an empty text. Pure. */
 export function destination(text, isRunOpen) {
   const wanted = text.trim();
@@ -9,8 +22,8 @@ export function destination(text, isRunOpen) {
   const [, kind, number] = /^(event|token|e|t)?\s*#?(\d{1,9})$/i.exec(wanted) ?? [];
   if (isRunOpen && number) return kind?.[0].toLowerCase() === 't' ? { token: Number(number) } : { event: Number(number) };
   if (/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(wanted)) return { href: `/runs/${wanted}`, label: 'open this run' };
-  const page = ['runs', 'playground', 'mods', 'experiments', 'stats', 'docs'].find((name) => name === wanted.toLowerCase());
-  if (page) return { href: `/${page}`, label: `open ${page}` };
+  const page = wanted.toLowerCase();
+  if (Object.hasOwn(PAGES, page)) return { href: PAGES[page], label: `open ${page}` };
   return { href: `/runs?${new URLSearchParams({ q: wanted })}`, label: 'search runs' };
 }
 
@@ -30,7 +43,7 @@ export function openGoto(go) {
       else hint.textContent = `Enter: ${to.label ?? (to.token === undefined ? `event ${to.event}` : `token ${to.token}`)}`;
     };
     field.addEventListener('input', describe);
-    dialog = h('dialog', { class: 'dialog goto' }, h('form', {
+    dialog = h('dialog', { class: 'dialog goto', 'aria-label': 'Go to' }, h('form', {
       method: 'dialog',
       onsubmit: () => {
         const to = destination(field.value, Boolean(goInRun));

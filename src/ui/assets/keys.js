@@ -126,7 +126,7 @@ function usesKey(el, key) {
   if (!(el instanceof Element)) return false;
   const isHorizontal = ['ArrowLeft', 'ArrowRight'].includes(key);
   const isMovement = isHorizontal || ['ArrowUp', 'ArrowDown', 'Home', 'End'].includes(key);
-  if (el.matches('button, a, summary, [role=tab], input[type=checkbox]') && [' ', 'Enter'].includes(key)) return true;
+  if (el.matches('button, a, summary, [role=tab], input[type=checkbox], input[type=radio]:not(:checked)') && [' ', 'Enter'].includes(key)) return true;
   if (el.matches('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return true;
   if (el.matches(SCROLLABLE) && (isMovement || key === ' ')) return isHorizontal ? el.scrollWidth > el.clientWidth : el.scrollHeight > el.clientHeight;
   return el.matches('input[type=range]:not([data-slider])') && isMovement;

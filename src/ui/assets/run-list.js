@@ -71,8 +71,11 @@ export class RunList {
   /** Loads the current list again. */
   reload() { return this.load(location.href, { updateUrl: false }); }
 
-  /** Shows the list of a URL. If its filter is invalid, the old rows remain, grayed out. */
-  async load(url, { updateUrl = true } = {}) {
+  /**
+   * Shows the list of a URL. If its filter is invalid, the old rows remain, grayed out. With `isNewEntry`, Back returns to the
+   * list that is shown now.
+   */
+  async load(url, { updateUrl = true, isNewEntry = false } = {}) {
     this.#request?.abort();
     this.#request = new AbortController();
     const { signal } = this.#request;
@@ -88,7 +91,8 @@ export class RunList {
         else if (response.ok) this.#replaceAll(content.childNodes);
         else throw new Error(`${response.status} ${response.statusText}`);
         this.#results.classList.toggle('stale', Boolean(error));
-        if (updateUrl) history.replaceState(null, '', url);
+        const isOther = new URL(url, location).href !== location.href;
+        if (updateUrl) history[isNewEntry && isOther ? 'pushState' : 'replaceState'](null, '', url);
         this.#hooks.loaded(url, !error);
         if (!error) this.#showLoaded(changes);
         showDuration();

@@ -18,6 +18,12 @@ const liveDot = document.querySelector('[data-live-dot]');
 const saveButton = document.querySelector('[data-save-filter]');
 const announcer = document.querySelector('[data-announce]');
 
+/** Returns the filter in the URL of a list. */
+const filterOf = (url) => new URL(url, location).searchParams.get('q') ?? '';
+
+/** Query of the list that is shown, or that Back or Forward requested. */
+let shownQuery = location.search;
+
 const list = new RunList(results, {
   loading: (text) => { loadTime.textContent = text; },
   loaded: (url, isValid) => {
@@ -28,7 +34,8 @@ const list = new RunList(results, {
     } else {
       filterBox.setAttribute('aria-invalid', 'true');
     }
-    const q = new URL(url, location).searchParams.get('q') ?? '';
+    shownQuery = new URL(url, location).search;
+    const q = filterOf(url);
     for (const view of document.querySelectorAll('.views a')) {
       if (view.dataset.q === q) view.setAttribute('aria-current', 'true');
       else view.removeAttribute('aria-current');
@@ -59,11 +66,26 @@ document.addEventListener('click', async (event) => {
     openSample(event.target);
     return;
   }
-  const link = event.target.closest('a[data-q]');
+  const link = event.target.closest('a[data-q], a[data-row]');
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+  if (link.matches('[data-row]')) {
+    // After Back, the focus is on this row again.
+    history.replaceState({ run: link.closest('[data-run]').dataset.run }, '');
+    return;
+  }
   event.preventDefault();
+  clearTimeout(typingTimer);
   filterBox.value = link.dataset.q;
-  list.load(listUrl(link.dataset.q));
+  list.load(listUrl(link.dataset.q), { isNewEntry: true });
+});
+list.row(history.state?.run ?? '')?.querySelector('[data-row]')?.focus({ preventScroll: true });
+addEventListener('popstate', () => {
+  // The address of a part of the page changed.
+  if (location.search === shownQuery) return;
+  shownQuery = location.search;
+  clearTimeout(typingTimer);
+  filterBox.value = filterOf(location.href);
+  list.reload();
 });
 
 function showNewRuns() {
@@ -160,9 +182,9 @@ function withSelected(act) {
 
 /** Cancels the active ones of the runs. */
 const cancelRuns = singleFlight(async (ids) => {
-  const results = await Promise.allSettled(activeRuns(ids).map(cancelRun));
-  const failures = results.filter(({ status }) => status === 'rejected');
-  const countOf = (isCancelled) => results.filter(({ value }) => value === isCancelled).length;
+  const outcomes = await Promise.allSettled(activeRuns(ids).map(cancelRun));
+  const failures = outcomes.filter(({ status }) => status === 'rejected');
+  const countOf = (isCancelled) => outcomes.filter(({ value }) => value === isCancelled).length;
   const parts = [
     ['cancelled', countOf(true)],
     ['ended before', countOf(false)],

@@ -47,6 +47,12 @@ export const registerRunNavigation = (go) => { goInRun = go; };
 // Creating the first formatter is slow, so times are formatted when the page is idle. Safari has no idle callbacks.
 (globalThis.requestIdleCallback ?? setTimeout)(() => document.querySelectorAll('time[datetime]').forEach(showLocalTime), { timeout: 500 });
 
+// A click outside of a menu closes it. A dialog that the menu opened returns the focus to its button there.
+document.addEventListener('click', ({ target }) => {
+  if (target.closest('dialog')) return;
+  for (const menu of document.querySelectorAll('details.more[open]')) if (!menu.contains(target)) menu.open = false;
+});
+
 for (const pre of document.querySelectorAll('pre.curl')) {
   const command = pre.textContent.trim();
   pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copyText(command, 'command') }, 'Copy'));

@@ -32,7 +32,7 @@ export class SseParser {
 }
 
 /** Reads the events of one response until it ends. */
-async function readEvents(response, onEvent) {
+export async function readEvents(response, onEvent) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const parser = new SseParser();
   for (;;) {

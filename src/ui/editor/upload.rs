@@ -38,8 +38,7 @@ pub(super) async fn stored_fields(app: &App, name: &str, hash: &str) -> Result<O
     let upload = if let Some(upload) = current.as_ref().and_then(|factory| factory.upload()) {
         Some(serde_json::to_value(upload).map_err(ApiError::internal)?)
     } else {
-        let versions = app.store()?.mod_versions(name).await?;
-        versions.into_iter().find(|version| version.hash == hash).map(|version| version.upload)
+        app.store()?.mod_version(name, hash).await?.map(|version| version.upload)
     };
     Ok(upload.and_then(|upload| match upload {
         Value::Object(mut fields) => {

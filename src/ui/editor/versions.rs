@@ -1,7 +1,8 @@
 //! The list of a mod's versions.
 
 use crate::mods::RegisteredVersion;
-use crate::ui::shell::{TimeView, encoded};
+use crate::server::encode_component;
+use crate::ui::shell::TimeView;
 
 /// Number of displayed digits of a version's hash.
 const SHORT_HASH_CHARS: usize = 12;
@@ -24,9 +25,9 @@ impl VersionView {
         Self {
             short: short_hash(&version.hash),
             href: if current {
-                format!("/mods/{}", encoded(name))
+                format!("/mods/{}", encode_component(name))
             } else {
-                format!("/mods/{}?version={}", encoded(name), version.hash)
+                format!("/mods/{}?version={}", encode_component(name), version.hash)
             },
             at: version.registered_at.map(TimeView::from),
             by: version.registered_by.unwrap_or_default(),

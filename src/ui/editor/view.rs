@@ -2,10 +2,10 @@
 
 use super::versions::{VersionView, short_hash};
 use crate::mods::{ModInfo, ModOrigin, ModSource};
-use crate::server::Caller;
 use crate::server::mods::VersionList;
+use crate::server::{Caller, encode_component};
 use crate::ui::mods::{Field, fields};
-use crate::ui::shell::{encoded, runs_href};
+use crate::ui::shell::runs_href;
 
 /// An existing or deleted mod, and the displayed version.
 pub(super) struct StoredMod {
@@ -97,7 +97,7 @@ impl StoredMod {
             description: known.description,
             documentation: known.documentation,
             href: mod_href(&name),
-            try_href: if is_loaded { format!("/playground?mod={}", encoded(&name)) } else { String::new() },
+            try_href: if is_loaded { format!("/playground?mod={}", encode_component(&name)) } else { String::new() },
             runs_href: runs_href(&format!("mod:{name}")),
             name,
         }
@@ -128,5 +128,5 @@ impl SourceForm {
 
 /// Returns the path of a mod's page.
 pub(super) fn mod_href(name: &str) -> String {
-    format!("/mods/{}", encoded(name))
+    format!("/mods/{}", encode_component(name))
 }

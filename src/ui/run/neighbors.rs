@@ -3,7 +3,7 @@
 use super::view::run_href;
 use crate::events::{RunId, Scope};
 use crate::server::{ApiError, App};
-use crate::store::{MAX_PAGE_RUNS, RunQuery};
+use crate::store::RunQuery;
 use crate::ui::error;
 use crate::ui::shell::runs_href;
 use axum::extract::{Path, Query, State};
@@ -64,7 +64,7 @@ async fn redirect_to_neighbor(
     let run = app.find_run(scope, id).await?.run_id;
     let neighbor = match direction {
         Direction::Older => older_in_pages(app, scope, q, run).await?,
-        Direction::Newer => newer_in_pages(app, scope, q, run).await?,
+        Direction::Newer => app.store()?.newer_run(scope, q, run).await?,
     };
     let href = neighbor.map_or_else(|| runs_href(q), |run| run_href(run, q));
     Ok(Redirect::to(&href).into_response())
@@ -85,28 +85,4 @@ async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: RunId) -> Result
         }
     }
     Ok(None)
-}
-
-/// Returns the next newer run. The list can only be read from new to old, so only its first pages are searched; for a run
-/// after them, the result is their last run.
-async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: RunId) -> Result<Option<RunId>, ApiError> {
-    let store = app.store()?;
-    let mut before = None;
-    let mut last = None;
-    for _ in 0..MAX_PAGES {
-        let query = RunQuery { q: q.to_owned(), before, limit: MAX_PAGE_RUNS };
-        let page = store.runs(scope, &query).await?;
-        for other in page.runs {
-            // The list is ordered by id, so a trace from last year that was ingested today is among today's runs.
-            if other.run_id <= run {
-                return Ok(last);
-            }
-            last = Some(other.run_id);
-        }
-        before = page.next;
-        if before.is_none() {
-            break;
-        }
-    }
-    Ok(last)
 }

@@ -6,9 +6,9 @@ use super::reported::{self, ReportedView};
 use super::text;
 use super::view::{Banner, RunSummaryView, banners};
 use crate::events::{RunStatus, Scope};
-use crate::server::{ApiError, App, ErrorKind};
+use crate::server::{ApiError, App, ErrorKind, encode_component};
 use crate::store::{RunQuery, RunSummary};
-use crate::ui::shell::{Shell, encoded, render, runs_href};
+use crate::ui::shell::{Shell, render, runs_href};
 use crate::ui::steering::control_vectors;
 use crate::ui::{assets, error};
 use askama::Template;
@@ -141,7 +141,7 @@ fn href(id: &str, query: Option<&str>, retry: u32) -> String {
     let others = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("retry="));
     let pairs: Vec<&str> = others.chain(retry.as_deref()).collect();
     let mark = if pairs.is_empty() { "" } else { "?" };
-    format!("/runs/{}{mark}{}", encoded(id), pairs.join("&"))
+    format!("/runs/{}{mark}{}", encode_component(id), pairs.join("&"))
 }
 
 impl ReplayPage {
@@ -149,7 +149,7 @@ impl ReplayPage {
         let id = run.run_id;
         let neighbor_href = |direction: &str| match q {
             "" => format!("/runs/{id}/{direction}"),
-            q => format!("/runs/{id}/{direction}?q={}", encoded(q)),
+            q => format!("/runs/{id}/{direction}?q={}", encode_component(q)),
         };
         Self {
             shell: Shell::new(headers, "runs"),

@@ -1,9 +1,10 @@
 //! A run formatted for pages.
 
 use crate::events::{RunId, RunParent, RunStatus, Surface};
+use crate::server::encode_component;
 use crate::store::RunSummary;
 use crate::ui::error::sentence;
-use crate::ui::shell::{TimeView, duration, encoded, runs_href, short};
+use crate::ui::shell::{TimeView, duration, runs_href, short};
 use std::fmt::Write as _;
 
 /// The fields of a run as texts for the templates.
@@ -122,7 +123,7 @@ impl RunSummaryView {
 
 /// Returns the URL of a run's page. `q` is the filter of the list that links to the run.
 pub(super) fn run_href(id: RunId, q: &str) -> String {
-    let query = if q.is_empty() { String::new() } else { format!("?q={}", encoded(q)) };
+    let query = if q.is_empty() { String::new() } else { format!("?q={}", encode_component(q)) };
     format!("/runs/{id}{query}")
 }
 
@@ -216,8 +217,8 @@ pub(in crate::ui) fn one_line(text: &str) -> String {
 
 fn speed(run: &RunSummary) -> String {
     match run.generation_us {
-        // The duration of a fork covers only its new tokens.
-        Some(us) if us > 0 && run.completion_tokens > 0 && run.parent.is_none() => {
+        // The duration of a fork covers only its new tokens, and that of a single token says nothing about the speed.
+        Some(us) if us > 0 && run.completion_tokens > 1 && run.parent.is_none() => {
             format!("{:.1} tok/s", f64::from(run.completion_tokens) * 1e6 / us as f64)
         }
         _ => String::new(),
@@ -311,6 +312,8 @@ mod tests {
         assert_eq!(view.title, "Explain <script>alert(1)</script> why it rains");
         assert_eq!(view.speed, "40.6 tok/s");
         assert_eq!(view.first_token, "120 ms");
+        let of_one_token = RunSummary { completion_tokens: 1, ..sample() };
+        assert_eq!(RunSummaryView::new(&of_one_token, "").speed, "");
         assert_eq!(view.sampling, "temp 0.8 · max 10 tokens · seed 42");
         assert!(view.href.ends_with("?q=mod%3A%22a%20b%22"));
     }

@@ -33,6 +33,10 @@ async fn errors_have_code_and_message() {
         (json!({"attention_encoding": "binary"}), "INVALID_REQUEST"),
         (json!({"attention_format": "aggregated", "aggregation_mode": "median"}), "INVALID_REQUEST"),
         (json!({"attention_format": "sparse", "attention_top_k": 0}), "INVALID_REQUEST"),
+        // Also with formats in which the field has no effect.
+        (json!({"aggregation_mode": "median"}), "INVALID_REQUEST"),
+        (json!({"attention_format": "viz", "layer_weights": "x"}), "INVALID_REQUEST"),
+        (json!({"attention_top_k": -5}), "INVALID_REQUEST"),
         (
             json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [1]}),
             "INVALID_REQUEST",

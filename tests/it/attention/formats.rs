@@ -108,6 +108,17 @@ async fn messages_support_message_pack() {
     assert_eq!(floats(&answer.attention_data[0].attention.data).len(), LAYERS * HEADS * prompt.len());
 }
 
+#[tokio::test]
+async fn encoding_has_no_effect_on_formats_without_numbers() {
+    let server = server().await;
+    for (format, field) in [("sparse", "data"), ("viz", "mean_by_layer")] {
+        let fields = json!({"attention_format": format, "attention_encoding": "binary", "request_id": null});
+        let answer = server.answer("/api/v1/generate", &generate_request(&[40, 41], &fields)).await;
+        let attention = &answer["attention_data"][0]["attention"];
+        assert!(attention[field].is_array() && attention.get("encoding").is_none(), "{format}: {attention}");
+    }
+}
+
 /// Messages in `MessagePack`, with attention values as bytes.
 mod message_pack {
     use serde::Deserialize;

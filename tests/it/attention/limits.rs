@@ -50,6 +50,28 @@ async fn attention_above_its_limit_ends_the_run_as_out_of_memory() {
 }
 
 #[tokio::test]
+async fn attention_frame_above_its_limit_closes_the_socket_of_koboldcpp() {
+    let server = Server::start(&["--max-attention", "4K"]);
+    server.wait_ready().await;
+    let prompt = tokens_of(&server, "The sky is").await;
+    let request = json!({"input_ids": prompt, "max_length": 200, "ignore_eos": true, "attention_format": "per_layer"});
+    for (dtype, number_bytes) in [("float32", 4), ("float16", 2)] {
+        let request = with_fields(request.clone(), &json!({"attention_dtype": dtype}));
+        let (received, code) = crate::kobold::frames(&server, &request).await;
+        let (Some(Ok(error)), rows) = (received.last(), received.iter().filter_map(|frame| frame.as_ref().err()))
+        else {
+            panic!("{received:?}")
+        };
+        assert_eq!((&error["error_code"], code), (&json!("OOM"), Some(1008)), "{error}");
+        let sizes: Vec<usize> = rows.map(Vec::len).collect();
+        let row_bytes = super::LAYERS * super::HEADS * number_bytes;
+        let expected: Vec<usize> =
+            (prompt.len()..).map(|len| len * row_bytes).take_while(|size| *size <= 4096).collect();
+        assert_eq!(sizes, expected, "{dtype}");
+    }
+}
+
+#[tokio::test]
 async fn prompt_as_long_as_the_context_is_accepted() {
     const CONTEXT: usize = 256;
     let server = Server::start(&["--ctx-size", "256", "--parallel", "1"]);

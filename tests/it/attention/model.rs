@@ -42,6 +42,25 @@ async fn model_info_uses_transformers_names() {
 }
 
 #[tokio::test]
+async fn model_info_loads_its_model() {
+    let models = folder();
+    let hybrid = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/memories/hybrid.gguf");
+    std::fs::copy(hybrid, models.join("hybrid.gguf")).unwrap();
+    let server = Server::start(&["--models-dir", models.to_str().unwrap(), "--models-max", "2"]);
+    server.wait_ready().await;
+    let (status, info) = server.get("/api/v1/model/info?model=hybrid").await;
+    assert_eq!((status, &info["model_name"]), (200, &json!("hybrid")), "{info}");
+    // The first layer is recurrent and has no heads of keys and values.
+    assert_eq!((&info["num_attention_heads"], &info["num_key_value_heads"]), (&json!(2), &json!(1)), "{info}");
+    // The file does not state the type of its weights.
+    assert_eq!(info["torch_dtype"], "all F32");
+    let server = Server::start(&["--models-dir", models.to_str().unwrap(), "--no-models-autoload"]);
+    server.wait_ready().await;
+    let (status, error) = server.get("/api/v1/model/info?model=hybrid").await;
+    assert_eq!((status, &error["error_code"]), (400, &json!("NO_MODEL")), "{error}");
+}
+
+#[tokio::test]
 async fn invalid_query_of_model_info_has_the_format_of_the_api() {
     let (status, error) = server().await.get("/api/v1/model/info?modle=tiny").await;
     assert_eq!((status, &error["type"], &error["error_code"]), (400, &json!("error"), &json!("INVALID_REQUEST")));

@@ -1,8 +1,9 @@
 //! Complete answers over HTTP.
 
-use super::{HEADS, LAYERS, generate_request, tokens_of};
+use super::{HEADS, LAYERS, PATH, connect, generate_request, send, tokens_of, until_done};
 use crate::harness::server;
 use serde_json::json;
+use yawc::Options;
 
 #[tokio::test]
 async fn complete_response_has_all_fields() {
@@ -42,4 +43,19 @@ async fn complete_response_has_all_fields() {
         .send()
         .await;
     assert_eq!(gzipped.unwrap().headers()["content-encoding"], "gzip");
+}
+
+#[tokio::test]
+async fn tool_calls_of_a_mod_are_in_the_answer() {
+    let server = server().await;
+    let calls = json!([{"name": "get_weather", "arguments": {"city": "Oakford"}}]);
+    let body = generate_request(&[40, 41], &json!({"mods": ["call_tool"]}));
+    let answer = server.answer("/api/v1/generate", &body).await;
+    assert_eq!((&answer["finish_reason"], &answer["tool_calls"]), (&json!("tool_calls"), &calls), "{answer}");
+    let mut socket = connect(server, PATH, Options::default()).await;
+    send(&mut socket, &body).await;
+    let done = until_done(&mut socket).await.pop().unwrap().0;
+    assert_eq!((&done["finish_reason"], &done["tool_calls"]), (&json!("tool_calls"), &calls), "{done}");
+    send(&mut socket, &generate_request(&[40, 41], &json!({}))).await;
+    assert_eq!(until_done(&mut socket).await.pop().unwrap().0.get("tool_calls"), None);
 }

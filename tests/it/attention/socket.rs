@@ -5,7 +5,7 @@ use super::{
 };
 use crate::harness::{Server, folder, model, server};
 use futures::{SinkExt, StreamExt};
-use serde_json::json;
+use serde_json::{Value, json};
 use yawc::{Frame, OpCode, Options};
 
 /// Sends the messages that the first version of Halo Weave sends, a web page that displays attention.
@@ -69,9 +69,40 @@ async fn token_has_probability_unless_disabled() {
     let token = until_done(&mut socket).await.remove(0).0["token"].clone();
     assert!(token["logprob"].as_f64().unwrap() <= 0.0, "{token}");
     assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 2, "{token}");
+    // The default may be sent, too.
+    send(&mut socket, &generate_request(&[40, 41], &json!({"return_attention": false, "logprobs": true}))).await;
+    let token = until_done(&mut socket).await.remove(0).0["token"].clone();
+    assert_eq!(token["top_logprobs"].as_array().map(Vec::len), Some(2), "{token}");
     send(&mut socket, &generate_request(&[40, 41], &json!({"logprobs": false}))).await;
     let token = until_done(&mut socket).await.remove(0).0["token"].clone();
     assert!(token.get("logprob").is_none() && token.get("top_logprobs").is_none(), "{token}");
+}
+
+#[tokio::test]
+async fn request_receives_errors_in_its_message_format() {
+    let server = server().await;
+    let mut socket = connect(server, PATH, Options::default()).await;
+    let mut error_of = async |fields: Value| {
+        send(&mut socket, &generate_request(&[40], &fields)).await;
+        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().unwrap();
+        let is_binary = frame.opcode() == OpCode::Binary;
+        let payload = frame.into_payload();
+        let error: Value = if is_binary {
+            rmp_serde::from_slice(&payload).unwrap()
+        } else {
+            serde_json::from_slice(&payload).unwrap()
+        };
+        assert_eq!(error["type"], "error", "{error}");
+        (is_binary, error["field"].clone())
+    };
+    // Before the request is registered, and after.
+    for (field, value) in [("request_id", json!("")), ("temperature", json!("hot"))] {
+        assert_eq!(error_of(json!({"message_format": "msgpack", field: value})).await, (true, json!(field)));
+        assert_eq!(error_of(json!({"message_format": "json", field: value})).await, (false, json!(field)));
+    }
+    for invalid in [json!("xml"), json!(1)] {
+        assert_eq!(error_of(json!({"message_format": invalid})).await, (false, json!("message_format")));
+    }
 }
 
 #[tokio::test]

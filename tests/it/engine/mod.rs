@@ -4,6 +4,7 @@
 mod attention;
 mod constraints;
 mod draft_model;
+mod encoder;
 pub mod exact_model;
 mod forced_tokens;
 mod forks;

@@ -1,16 +1,17 @@
-//! A slow recorder receives everything in order, and the engine does not wait for it.
+//! The recorder receives everything in order, also if it is slow, and a run that it cannot store ends.
 
+use super::slow_clients::with_silent_mod;
 use super::{follow, model, options, request, request_tokens};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use thunder::engine::{Engine, Request};
-use thunder::events::{EventType, RunId, TraceItem};
+use thunder::engine::{Engine, RecordPolicy, Request};
+use thunder::events::{EndCause, EventType, RunId, RunStatus, TraceItem};
 use thunder::mods::{
     Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Reply, ReplySender, RunView,
     SelectedMod,
 };
-use thunder::recording::Signal;
+use thunder::recording::{DurabilityAcks, NotStored, RecorderHandle, Signal};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -75,7 +76,7 @@ async fn cancelled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
         drop(engine.submit(with_attention(request_tokens(vec![6; 4], 3))).await.unwrap());
     }
     let wait_timeout = Duration::from_mins(1);
-    while engine.runs() > 1 {
+    while engine.unfinished_runs() > 1 {
         timeout(wait_timeout, first.control.progress())
             .await
             .expect("the decode thread waited for the recorder")
@@ -119,6 +120,40 @@ async fn slow_recorder_receives_everything_in_order() {
     for state in received.0.values() {
         assert_eq!(state.passes, state.rows, "every step has a row");
     }
+}
+
+#[tokio::test]
+async fn running_run_that_cannot_be_stored_ends_as_not_recorded() {
+    let (recorder, mut signals) = mpsc::channel(100_000);
+    let acks = DurabilityAcks::default();
+    let handle = RecorderHandle { signals: recorder, durability_acks: Some(acks.clone()), unstored: None };
+    let engine = Engine::start(model(), options(1, false), handle).await.unwrap();
+    for is_waiting in [false, true] {
+        let mut request = request("The sky is", 400);
+        request.record = RecordPolicy::Required;
+        let pending_replies = is_waiting.then(|| with_silent_mod(&mut request, EventType::Added));
+        let mut run = engine.submit(request).await.unwrap();
+        if let Some(pending_replies) = pending_replies {
+            while pending_replies.lock().unwrap().is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        } else {
+            run.output.recv().await.unwrap();
+        }
+        acks.resolve(run.run_id, Err(NotStored::Rejected));
+        let (_, end) = follow(run.output).await;
+        let recorded = loop {
+            if let Signal::Ended(_, end) = signals.recv().await.unwrap() {
+                break end;
+            }
+        };
+        let aborted = (RunStatus::Failed, Some(EndCause::NotRecorded));
+        for end in [&recorded, &end] {
+            assert_eq!((end.status, end.finish.cause), aborted, "waiting {is_waiting}");
+        }
+        assert_eq!((&recorded.finish.text, &recorded.finish.message), (&end.finish.text, &end.finish.message));
+    }
+    engine.stop().await;
 }
 
 /// A mod that discards every sampled token. It replies when it is polled.

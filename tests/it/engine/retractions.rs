@@ -1,11 +1,12 @@
 //! Backtracks after a context shift: the candidates equal those of a run that never had the removed tokens.
 
-use super::{CONTEXT, CompletedRun, TestEngine, request_tokens, test_engine_with, with_mod};
+use super::{CONTEXT, CompletedRun, TestEngine, model, request_tokens, test_engine_with, with_mod};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use thunder::engine::{Limits, Overflow, Request, SamplerStage, SamplingParams};
 use thunder::events::{Event, EventType, FinishReason, TraceItem};
+use thunder::model::grammar::{Constraint, GrammarSource};
 use thunder::mods::{Action, LogitEdit};
 
 const PROMPT: usize = 8;
@@ -59,7 +60,7 @@ struct Distribution {
 fn distribution(event: &Event) -> Distribution {
     let measured = event.measured.as_ref().unwrap();
     let candidates = measured.after_sampler.iter().take(5).map(|one| (one.token, (1e5 * one.prob) as u32)).collect();
-    let stages = measured.stages.iter().map(|stage| (stage.name.clone(), stage.left)).collect();
+    let stages = measured.stages.iter().map(|stage| (stage.name.to_string(), stage.left)).collect();
     Distribution { candidates, stages }
 }
 
@@ -125,4 +126,28 @@ async fn sequence_is_never_empty_after_a_retraction() {
             assert_eq!(recorded, Some(i32::MAX));
         }
     }
+}
+
+#[tokio::test]
+async fn forced_output_after_a_shift_starts_the_constraint_again() {
+    let mut test_engine = engine_with_short_context().await;
+    let output = model().vocabulary().encode_plain("xyz");
+    let forced = output.clone();
+    let constraint = Constraint::new("test", GrammarSource::Regex("a{2000}|xyz".into()));
+    let letter = model().vocabulary().encode_plain("a")[0];
+    let sampling = SamplingParams { logit_bias: vec![(letter, 100.0)], ..SamplingParams::default() };
+    let request = Request {
+        constraint: Some(constraint),
+        ..with_mod(shifting_request(None, 150, sampling), false, move |call| {
+            let is_after_shift = call.event_type() == EventType::Added && call.evicted > 0;
+            if is_after_shift { Action::ForceOutput(forced.clone()) } else { Action::Noop }
+        })
+    };
+    let result = test_engine.run(request).await;
+    assert_eq!((result.text.as_str(), result.end.finish.reason), ("xyz", FinishReason::Stop));
+    let last = result.items.iter().rev().find_map(|item| match item {
+        TraceItem::Event(event) if event.added_tokens.as_ref() == Some(&output) => event.measured.as_ref(),
+        _ => None,
+    });
+    assert_eq!(last.unwrap().note, None, "the constraint permits the forced output");
 }

@@ -241,7 +241,7 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     assert_eq!(result(&end), (FinishReason::Cancelled, 400, decoded));
     let (_, second_end) = follow(second_run.output).await;
     assert_eq!((result(&second_end), second_end.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
-    while test_engine.engine.runs() > 0 {
+    while test_engine.engine.unfinished_runs() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let total = test_engine.engine.status().counts().total;

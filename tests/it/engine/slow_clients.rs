@@ -90,7 +90,7 @@ async fn preempted_runs_of_slow_clients_are_limited() {
     drop(unread);
     let last = test_engine.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
     assert_eq!(follow(last.output).await.1.finish.reason, FinishReason::Length);
-    while test_engine.engine.runs() > 0 {
+    while test_engine.engine.unfinished_runs() > 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -108,7 +108,7 @@ async fn unread_runs_end_after_a_time_limit() {
     }
     let run_ids: Vec<_> = unread.iter().map(|generation| generation.run_id).collect();
     let submitted = Instant::now();
-    while test_engine.engine.runs() > 0 {
+    while test_engine.engine.unfinished_runs() > 0 {
         assert!(submitted.elapsed() < Duration::from_mins(2), "the runs do not end");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -215,7 +215,7 @@ async fn assert_disconnect_frees_slot(
     let run_id = generation.run_id;
     drop(generation);
     let begun = Instant::now();
-    while test_engine.engine.runs() > 0 {
+    while test_engine.engine.unfinished_runs() > 0 {
         assert!(begun.elapsed() < Duration::from_mins(1), "{state}: the run does not end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -247,7 +247,7 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     let queued = test_engine.engine.submit(long(500)).await.unwrap();
     let run_id = queued.run_id;
     drop(queued);
-    while test_engine.engine.runs() > 1 {
+    while test_engine.engine.unfinished_runs() > 1 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let ended = |signal: &Signal| matches!(signal, Signal::Ended(id, _) if *id == run_id);

@@ -1,5 +1,6 @@
 //! Download of models from a server with the routes of the Hugging Face Hub.
 
+mod lists;
 mod server;
 
 use super::harness::{ErrorTable, Server, folder, model, text, thunder};

@@ -34,6 +34,8 @@ pub struct Faults {
     pub token: Option<String>,
     /// Entries of the list of files besides the real ones.
     pub additional_files: Vec<Value>,
+    /// Files on a page of the list; `None` for all.
+    pub page_size: Option<usize>,
     /// Commit in place of [`COMMIT`].
     pub commit: Option<String>,
 }
@@ -136,7 +138,17 @@ async fn respond(State(hub): State<Arc<Shared>>, request: Request) -> Response {
         };
         let mut files: Vec<Value> = faults.additional_files.clone();
         files.extend(hub.files.iter().map(file));
-        axum::Json(files).into_response()
+        let query = request.uri().query().unwrap_or_default();
+        let from = query.split_once("cursor=").map_or(0, |(_, cursor)| cursor.parse::<usize>().unwrap());
+        let to = from + faults.page_size.unwrap_or(files.len());
+        let is_last = to >= files.len();
+        let page: Vec<Value> = files.into_iter().skip(from).take(to - from).collect();
+        let mut response = axum::Json(page).into_response();
+        if !is_last {
+            let next = format!("<http://127.0.0.1:{}{path}?recursive=true&cursor={to}>; rel=\"next\"", hub.port);
+            response.headers_mut().insert("link", next.parse().unwrap());
+        }
+        response
     } else if let Some(path) = path.strip_prefix(&format!("/{REPOSITORY}/resolve/")) {
         let path = path.split_once('/').unwrap().1;
         let Some((_, bytes)) = hub.files.iter().find(|(name, _)| name == path) else {

@@ -228,6 +228,20 @@ async fn end_token_is_counted_and_reported() {
 }
 
 #[tokio::test]
+async fn end_token_ends_answer_if_forced_tokens_have_no_room() {
+    let server = server().await;
+    let tokenized = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await;
+    let end = tokenized["tokens"][0].as_i64().unwrap();
+    let fields = json!({"ignore_eos": false, "logit_bias": [[end, 1e9]], "return_tokens": true, "n_predict": 1,
+                        "mods": ["continue_after_end"]});
+    let answer = server.answer(PATH, &body(fields.clone())).await;
+    assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")), "{answer}");
+    assert_eq!((&answer["tokens"], &answer["tokens_predicted"]), (&json!([end]), &json!(1)));
+    let longer = server.answer(PATH, &with_fields(body(fields), &json!({"n_predict": 2}))).await;
+    assert_eq!((&longer["stop_type"], &longer["tokens_predicted"]), (&json!("limit"), &json!(2)), "{longer}");
+}
+
+#[tokio::test]
 async fn full_context_truncates_answer() {
     let server = server().await;
     let (_, props) = server.get("/props").await;

@@ -94,6 +94,37 @@ async fn stream_echoes_prompt_first() {
 }
 
 #[tokio::test]
+async fn text_offsets_are_the_same_in_a_stream() {
+    let server = server().await;
+    let text = server.answer(PATH, &body(json!({}))).await["choices"][0]["text"].as_str().unwrap().to_owned();
+    let start_of_stop = text.chars().filter(char::is_ascii_alphabetic).nth(4).unwrap();
+    for fields in [
+        json!({"mods": ["force_control"]}),
+        // The stream holds back a part of a token, because it may be the start of the stop string.
+        json!({"stop": [format!("{start_of_stop}\u{7f}")]}),
+        json!({"echo": true}),
+    ] {
+        let mut request = with_fields(body(json!({"logprobs": 1})), &fields);
+        let choice = server.answer(PATH, &request).await["choices"][0].clone();
+        let (text, logprobs) = (choice["text"].as_str().unwrap(), &choice["logprobs"]);
+        let offsets: Vec<usize> = serde_json::from_value(logprobs["text_offset"].clone()).unwrap();
+        for (token, &offset) in logprobs["tokens"].as_array().unwrap().iter().zip(&offsets) {
+            let token = token.as_str().unwrap();
+            let rest: String = text.chars().skip(offset).collect();
+            assert!(token == "<|im_start|>" || rest.starts_with(token), "{fields}: {token:?} at {offset} of {text:?}");
+        }
+        request["stream"] = true.into();
+        let events = server.stream(PATH, &request).await;
+        let chunks = events.iter().filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap());
+        let streamed: Vec<Value> = chunks
+            .filter_map(|chunk: Value| chunk["choices"][0]["logprobs"]["text_offset"].as_array().cloned())
+            .flatten()
+            .collect();
+        assert_eq!(json!(streamed), json!(offsets), "{fields}");
+    }
+}
+
+#[tokio::test]
 async fn answer_reports_settings_if_requested() {
     let server = server().await;
     let request = body(json!({"verbose": true, "top_k": 7, "id_slot": 1, "n": 2}));

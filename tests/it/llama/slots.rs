@@ -1,6 +1,6 @@
 //! Slot actions over HTTP: fields of responses, snapshots as bytes and as base64, files, errors.
 
-use crate::harness::{ErrorTable, Server, folder, message_of, server};
+use crate::harness::{ErrorTable, Server, folder, message_of, server, with_fields};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
@@ -58,10 +58,14 @@ async fn state_is_saved_and_restored_into_another_slot() {
     let expected = server.answer("/completion", &completion_request(&longer, 0, 12)).await;
     server.answer("/completion", &completion_request("Something else entirely, to fill this slot.", 0, 4)).await;
     let path = "/slots/1?action=restore-state";
-    let binary =
-        server.request(Method::POST, path).header("content-type", OCTETS).body(snapshot.clone()).send().await.unwrap();
-    assert_eq!(binary.status(), StatusCode::OK);
-    let restored: Value = binary.json().await.unwrap();
+    let mut restored = Value::Null;
+    for content_type in [None, Some("text/plain"), Some(OCTETS)] {
+        let request = server.request(Method::POST, path).body(snapshot.clone());
+        let request = content_type.into_iter().fold(request, |request, value| request.header("content-type", value));
+        let binary = request.send().await.unwrap();
+        assert_eq!(binary.status(), StatusCode::OK, "{content_type:?}");
+        restored = binary.json().await.unwrap();
+    }
     assert_eq!(keys(&restored), ["id_slot", "n_bytes_read", "success", "t_ms"]);
     assert_eq!((&restored["id_slot"], &restored["success"]), (&json!(1), &json!(true)));
     assert_eq!(restored["n_bytes_read"].as_u64().unwrap() as usize, snapshot.len());
@@ -95,6 +99,13 @@ async fn incompatible_state_is_rejected_with_reason() {
     errors.add("a state with a changed byte", &send(damaged).await);
     for body in [json!({}), json!({"state": 5}), json!({"state": "no base64!"})] {
         errors.add(format!("restore-state {body}"), &act(&server, 0, "restore-state", &body).await);
+    }
+    for content_type in ["text/plain", OCTETS] {
+        let request =
+            server.request(Method::POST, "/slots/0?action=restore-state").header("content-type", content_type);
+        let response = request.send().await.unwrap();
+        let answer = (response.status().as_u16(), response.json().await.unwrap());
+        errors.add(format!("an empty body of type {content_type}"), &answer);
     }
     for path in ["/slots/2?action=save-state", "/slots/x?action=save-state", "/slots/0?action=explode", "/slots/0"] {
         errors.add(path, &server.post(path, &json!({})).await);
@@ -142,13 +153,42 @@ async fn context_shift_removes_tokens_from_middle() {
     assert_eq!(answer, json!({"success": true, "new_n_tokens": len - 6}));
     tokens.drain(4..10);
     let after = act_ok(&server, 0, "tokens", &json!({})).await;
-    assert_eq!(after["tokens"], json!(tokens));
+    assert_eq!((&after["tokens"], &after["n_prompt_tokens_processed"]), (&json!(tokens), &json!(tokens.len())));
     // The remaining tokens are cached for the next request.
     let mut prompt = tokens.clone();
     prompt.push(60);
     let body = json!({"prompt": prompt, "id_slot": 0, "n_predict": 3, "ignore_eos": true});
     let answer = server.answer("/completion", &body).await;
     assert_eq!(answer["timings"]["cache_n"], json!(tokens.len()));
+    let discard = act_ok(&server, 0, "tokens", &json!({})).await["n_tokens"].clone();
+    act_ok(&server, 0, "context-shift", &json!({"n_keep": 0, "n_discard": discard})).await;
+    let empty = act_ok(&server, 0, "tokens", &json!({})).await;
+    assert_eq!((&empty["n_tokens"], &empty["n_prompt_tokens_processed"]), (&json!(0), &json!(0)));
+}
+
+#[tokio::test]
+async fn reported_cached_tokens_are_those_of_slot() {
+    let server = Server::start(&["-np", "1"]);
+    server.wait_ready().await;
+    let end = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await["tokens"][0].clone();
+    let forced = json!([{"name": "force-prefix", "config": {"text": "One, two, three, four"}}]);
+    for (path, fields) in [
+        ("/completion", json!({})),
+        ("/completion", json!({"mods": forced})),
+        ("/completion", json!({"logit_bias": [[end, 1e9]]})),
+        ("/v1/completions", json!({"mods": forced})),
+        ("/v1/completions", json!({"logit_bias": {"<|im_end|>": 100}})),
+        ("/v1/chat/completions", json!({"mods": forced})),
+    ] {
+        let mut body = with_fields(json!({"prompt": "Once upon", "n_predict": 4, "verbose": true}), &fields);
+        if path.contains("chat") {
+            body["messages"] = json!([{"role": "user", "content": "Hello!"}]);
+        }
+        let answer = server.answer(path, &body).await;
+        let details = if path == "/completion" { &answer } else { &answer["__verbose"] };
+        let slot = act_ok(&server, 0, "tokens", &json!({})).await;
+        assert_eq!(details["tokens_cached"], slot["n_tokens"], "{path} {fields}: {answer}");
+    }
 }
 
 #[tokio::test]

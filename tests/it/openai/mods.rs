@@ -97,6 +97,27 @@ async fn mod_can_end_run_with_tool_calls() {
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 }
 
+#[tokio::test]
+async fn completion_has_tool_calls_of_mod() {
+    let server = server().await;
+    for (path, pointer) in
+        [("/v1/completions", "/choices/0/thunder/tool_calls"), ("/completion", "/thunder/tool_calls")]
+    {
+        let mut body = json!({"prompt": "Once", "max_tokens": 6, "ignore_eos": true, "mods": ["call_tool_late"]});
+        let whole = server.answer(path, &body).await;
+        body["stream"] = true.into();
+        let events = server.stream(path, &body).await;
+        let last = events.iter().rfind(|event| *event != "[DONE]").unwrap();
+        for answer in [whole, serde_json::from_str(last).unwrap()] {
+            let calls = answer.pointer(pointer).unwrap_or(&Value::Null);
+            assert_eq!(calls[0]["function"]["name"], "find", "{path}: {answer}");
+        }
+        body["mods"] = json!([]);
+        body["stream"] = false.into();
+        assert_eq!(server.answer(path, &body).await.pointer(pointer), None, "{path}");
+    }
+}
+
 /// The replay of a run, and of its copy, has the answer that the client received.
 #[tokio::test]
 async fn discarded_text_is_recorded_as_removed() {

@@ -4,8 +4,8 @@ use super::{Data, document, kill, payload, psql, wait_for_psql};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use thunder::events::{RunId, RunStatus, Scope};
-use thunder::store::{Database, IngestError, Store};
+use thunder::events::{RunId, RunStatus, Scope, TraceItem};
+use thunder::store::{Database, IngestError, ItemRange, Store};
 use thunder::trace::document::{Document, Numbering, RunDetails, item_to_json};
 
 #[tokio::test]
@@ -92,6 +92,24 @@ async fn repeated_document_is_one_run_and_different_one_conflicts() {
     assert!(matches!(&conflict, IngestError::Conflict { request_id } if request_id == "same"), "{conflict}");
     assert_eq!(psql(&data.url(), "select count(*) from runs").await, "1");
     assert_eq!(psql(&data.url(), "select count(*) from events where tableoid = 'events_default'::regclass").await, "0");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn lost_columns_are_built_again_from_the_rows() {
+    let data = Data::new();
+    let store = data.open().await;
+    let text = r#"{"request":{"request_id":"lost"},
+        "events":[{"event_type":"Added","step":1,"sequence_order":0,"added_tokens":[5],"added_token_count":1}],
+        "mod_calls":[{"event_sequence_order":0,"mod_name":"m","event_type":"Added","step":1}],
+        "actions":[{"mod_call_sequence":0,"action_type":"Backtrack","action_order":0,"backtrack_steps":1,
+            "details":{"backtrack_steps":1}}]}"#;
+    let document = Document::parse(text.as_bytes()).unwrap();
+    let run_id = store.ingest(&Scope::All, None, document).await.unwrap().run_id;
+    let columns = store.columns(&Scope::All, run_id).await.unwrap();
+    assert!(columns.is_some());
+    psql(&data.url(), "delete from run_columns").await;
+    assert_eq!(store.columns(&Scope::All, run_id).await.unwrap(), columns);
     store.close().await;
 }
 
@@ -219,6 +237,20 @@ async fn pages_have_all_items_and_read_each_row_a_few_times() {
     let lines = lines_of_pages(&store, ordered).await;
     assert_eq!(lines.len(), 3 * calls + calls.div_ceil(4));
     assert!(lines == lines_of_pages(&store, reversed).await, "the order of calls in the document does not matter");
+    // Each page begins at the last event of the previous one, without a count of earlier items.
+    let (mut following, mut event, mut numbering) = (Vec::new(), 0, Numbering::default());
+    loop {
+        let range = ItemRange::following(event..i32::MAX, numbering);
+        let mut page = store.item_page(&Scope::All, ordered, &range).await.unwrap();
+        let last = page.items.iter().rposition(|item| matches!(item, TraceItem::Event(_))).unwrap();
+        let end = if last == 0 { page.items.len() } else { last };
+        following.extend(page.items[..end].iter().filter_map(|item| item_to_json(item, &mut page.numbering)));
+        match &page.items[last] {
+            TraceItem::Event(next) if last > 0 => (event, numbering) = (next.sequence_order, page.numbering),
+            _ => break,
+        }
+    }
+    assert!(lines == following);
     let mut numbering = Numbering::default();
     let items = store.items(&Scope::All, ordered, 0..i32::MAX).await.unwrap();
     assert!(lines == items.iter().filter_map(|item| item_to_json(item, &mut numbering)).collect::<Vec<_>>());

@@ -52,6 +52,12 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     assert_eq!(store.prune(week, today).await.unwrap(), [(ago(10), 0)]);
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), true)]);
     assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "an uploaded version must stay");
+    let sent = store.mod_version("other", "sent").await.unwrap().unwrap();
+    assert_eq!((sent.upload, sent.from_file), (version("other", "sent", false).upload, false));
+    assert_eq!(store.mod_version("calm", "sent").await.unwrap(), None);
+    let state = store.mod_state("other").await.unwrap().unwrap();
+    assert_eq!((state.hash.as_deref(), state.enabled), (Some("sent"), true));
+    assert_eq!(store.mod_state("calm").await.unwrap(), None);
 
     // An upload of the same version makes it an uploaded version, and another upload replaces its description.
     store.save_mod(&version("calm", "older but used", false)).await.unwrap();

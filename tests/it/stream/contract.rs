@@ -93,6 +93,28 @@ async fn delta_mode_omits_text_so_far() {
 }
 
 #[tokio::test]
+async fn backtrack_counts_only_sent_tokens() {
+    let mut client = Client::connect(server().await).await;
+    let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 12, "temperature": 0},
+                        "options": {"generated_text": "delta"},
+                        "mods": ["force_end", "continue_after_end", "remove_four"]});
+    let messages = client.run(&config).await;
+    let mut sent: Vec<&str> = Vec::new();
+    let mut removed_tokens = Vec::new();
+    for message in &messages {
+        if message["type"] == "token" {
+            sent.push(message["token"].as_str().unwrap());
+        } else if message["type"] == "backtrack" {
+            let count = message["removed_tokens"].as_u64().unwrap() as usize;
+            let removed = sent.split_off(sent.len() - count);
+            assert_eq!(removed.concat(), message["removed_text"], "{message}");
+            removed_tokens.push(count);
+        }
+    }
+    assert_eq!(removed_tokens, [2], "the end token was not sent, and the last of the four tokens not yet");
+}
+
+#[tokio::test]
 async fn generated_text_ends_before_stop_string() {
     let server = server().await;
     let mut client = Client::connect(server).await;

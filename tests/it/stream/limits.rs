@@ -89,7 +89,7 @@ async fn maximum_of_server_limits_tokens_on_every_route() {
         body[field] = 13.into();
         let (status, error) = server.post(path, &body).await;
         assert_eq!(status, 400, "{path}: {error}");
-        let named = if path == "/v1/responses" { field } else { "max_tokens" };
+        let named = if path == "/v1/responses" || field == "max_new_tokens" { field } else { "max_tokens" };
         assert_eq!(
             harness::message_of(&error),
             format!("`{named}` is 13, but the maximum of this server is 12; send a lower value or omit it"),

@@ -40,6 +40,24 @@ async fn modified_maximum_applies_under_every_name() {
 }
 
 #[tokio::test]
+async fn maximum_below_the_generated_tokens_is_acknowledged_before_the_end() {
+    let mut client = Client::connect(server().await).await;
+    client.send(&endless()).await;
+    client.until(|message| message["index"] == 3).await;
+    let (_, generated) = pause(&mut client).await;
+    client.send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": 2}})).await;
+    let messages = client.until_status("modify").await;
+    assert_eq!(with_type(&messages, "completion").count(), 0, "{messages:?}");
+    let status = messages.last().unwrap();
+    let text = status["message"].as_str().unwrap();
+    assert_eq!(text, format!("max_tokens=2; the run ends after {generated} tokens"), "{status}");
+    let completion = client.until_end().await.pop().unwrap();
+    assert_eq!((&completion["type"], &completion["finish_reason"]), (&json!("completion"), &json!("length")));
+    client.send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": 1}})).await;
+    assert_eq!(client.until_end().await.pop().unwrap()["type"], "error");
+}
+
+#[tokio::test]
 async fn every_sampling_parameter_can_be_modified() {
     let mut client = Client::connect(server().await).await;
     client.send(&endless()).await;

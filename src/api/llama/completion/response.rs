@@ -204,18 +204,19 @@ impl RunResponse {
             tokens.extend(self.run.metrics.tokens_after_text.get().into_iter().flatten());
         }
         let settings = GenerationSettings::new(&self.sampling, &self.limits, &self.options.reported);
-        let (slot, model, prompt) = (Some(self.slot()), self.model.as_str(), self.prompt.as_str());
+        let (metrics, model, prompt) = (&self.run.metrics, self.model.as_str(), self.prompt.as_str());
         let fields = LlamaCompletionFields {
             index: self.index,
             content: if stream { "" } else { finish.text.as_str() },
             tokens,
+            id_slot: Some(self.slot()),
             truncated: self.is_truncated(finish),
-            ..LlamaCompletionFields::new(finish, predicted, slot, model, prompt, Cow::Owned(settings))
+            ..LlamaCompletionFields::new(finish, predicted, metrics, model, prompt, Cow::Owned(settings))
         };
         LlamaCompletion {
             fields,
             completion_probabilities: if stream { None } else { self.probabilities(&self.tokens) },
-            thunder: ThunderFields::run(self.run.id),
+            thunder: ThunderFields::run(self.run.id).with_tool_calls(finish.tool_calls.as_ref()),
         }
     }
 

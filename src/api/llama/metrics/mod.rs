@@ -33,7 +33,7 @@ async fn metrics(State(app): State<App>, params: Result<Query<ModelParams>, ApiE
     if !app.config().server.routes.metrics {
         return Err(ApiError::not_supported("GET /metrics is disabled; start the server with --metrics").into());
     }
-    app.ready()?;
+    app.check_ready()?;
     let mut exposition = Exposition::default();
     match app.models().view(params.model.as_deref()) {
         Ok(ModelView::Loaded(loaded)) => {

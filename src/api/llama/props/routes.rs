@@ -22,7 +22,7 @@ pub(in crate::api::llama) fn router() -> OpenApiRouter<App> {
     responses((status = 200, body = PropsResponse), (status = 503, description = "The model is loading")))]
 async fn show(State(app): State<App>, params: Result<Query<ModelParams>, ApiError>) -> Result<Response, LlamaError> {
     let Query(params) = params?;
-    app.ready()?;
+    app.check_ready()?;
     Ok(match app.models().view(params.model.as_deref())? {
         ModelView::Loaded(loaded) => Json(describe(&app, &loaded).await?).into_response(),
         ModelView::Sleeping(sleeping) => Json(&sleeping.props).into_response(),

@@ -1,9 +1,8 @@
 //! Slot snapshots in files below `--slot-save-path`. Clients send a file name, never a path.
 
 use crate::events::{Scope, system};
-use crate::server::{ApiError, App, ErrorKind};
+use crate::server::{ApiError, App, ErrorKind, encode_file_name};
 use bytes::Bytes;
-use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -40,15 +39,7 @@ fn folder(dir: &Path, scope: &Scope) -> PathBuf {
 fn tenant_folder(scope: &Scope) -> Option<String> {
     match scope {
         Scope::Owned { tenant: Some(tenant), includes_unowned: false } => {
-            let mut name = "tenant-".to_owned();
-            for byte in tenant.as_str().bytes() {
-                if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {
-                    name.push(char::from(byte));
-                } else {
-                    let _ = write!(name, "%{byte:02X}");
-                }
-            }
-            Some(name)
+            Some(format!("tenant-{}", encode_file_name(tenant.as_str())))
         }
         _ => None,
     }

@@ -14,6 +14,8 @@ use serde_json::{Map, Value};
 
 /// Content type of binary bodies.
 pub(super) const OCTET_STREAM: &str = "application/octet-stream";
+/// First bytes of a snapshot.
+const MAGIC: &[u8] = b"SES1";
 /// Maximum bytes of the JSON around a snapshot.
 const MAX_JSON_OVERHEAD: usize = 4096;
 
@@ -60,7 +62,8 @@ pub(super) fn unknown_action(action: Option<&str>, expected: &str) -> ApiError {
     ApiError::invalid("action", format!("`action` {problem}; expected {expected}"))
 }
 
-/// Reads the snapshot in a body: binary, or base64 in JSON.
+/// Reads the snapshot in a body: binary, or base64 in JSON. A body that begins like a snapshot is one, whatever its
+/// content type.
 pub(super) async fn read_snapshot(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
     let max_bytes = engine.max_snapshot_bytes()?;
     let too_long = || {
@@ -70,10 +73,14 @@ pub(super) async fn read_snapshot(engine: &Engine, headers: &HeaderMap, body: Bo
     };
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if content_type.trim_start().to_ascii_lowercase().starts_with(OCTET_STREAM) {
-        return read_body(body, max_bytes).await?.ok_or_else(too_long);
+        return require_body(read_body(body, max_bytes).await?.ok_or_else(too_long)?);
     }
     // Base64 may contain line breaks.
-    let body = read_body(body, max_bytes / 3 * 4 + max_bytes / 16 + MAX_JSON_OVERHEAD).await?.ok_or_else(too_long)?;
+    let max_json_bytes = max_bytes / 3 * 4 + max_bytes / 16 + MAX_JSON_OVERHEAD;
+    let body = require_body(read_body(body, max_json_bytes).await?.ok_or_else(too_long)?)?;
+    if body.starts_with(MAGIC) {
+        return if body.len() <= max_bytes { Ok(body) } else { Err(too_long()) };
+    }
     let decode = move || {
         let body = shared::parse_json(&body)?;
         let text = Fields::new(&body)?.text("state")?;
@@ -90,6 +97,16 @@ pub(super) async fn read_snapshot(engine: &Engine, headers: &HeaderMap, body: Bo
             .map(Bytes::from)
     };
     tokio::task::spawn_blocking(decode).await.map_err(ApiError::internal)?
+}
+
+/// Returns a body that is not empty.
+fn require_body(body: Bytes) -> Result<Bytes, ApiError> {
+    if body.is_empty() {
+        let detail =
+            format!("the body is empty; send a snapshot as `state` in base64, or as a body of type {OCTET_STREAM}");
+        return Err(ApiError::bad_request(detail));
+    }
+    Ok(body)
 }
 
 /// Returns true if the client accepts the content type and does not prefer JSON.

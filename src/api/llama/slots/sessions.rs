@@ -53,7 +53,7 @@ async fn session_action(
 ) -> Result<Json<SessionActionResponse>, LlamaError> {
     let query = query?.0;
     require_slots(&app)?;
-    app.ready()?;
+    app.check_ready()?;
     let sessions = app.models().sessions();
     let client = SessionClient { tenant: caller.tenant.as_ref(), scope: &caller.scope };
     let model = app.models().entry_for_request(query.model.as_deref())?.name;
@@ -151,7 +151,7 @@ async fn list(
     query: Result<Query<ModelParams>, ApiError>,
 ) -> Result<Json<Vec<StoredSessionResponse>>, LlamaError> {
     require_slots(&app)?;
-    app.ready()?;
+    app.check_ready()?;
     let model = app.models().entry_for_request(query?.0.model.as_deref())?.name;
     let sessions = app.models().sessions().list(&scope, &model);
     let shown = sessions.iter().map(|(id, session)| StoredSessionResponse {

@@ -3,7 +3,7 @@
 use crate::api::shared::sse::{self, KEEP_ALIVE_INTERVAL, ServerEvent};
 use crate::events::{RunId, RunStatus, Scope, TraceItem};
 use crate::server::{ApiError, App};
-use crate::store::{ItemPage, LiveUpdate};
+use crate::store::{ItemPage, ItemRange, LiveUpdate};
 use crate::trace::document::{Numbering, item_to_json};
 use axum::response::Response;
 use std::time::Duration;
@@ -31,6 +31,7 @@ pub(super) fn respond(app: &App, scope: Scope, run_id: RunId, from: i32) -> Resu
         run_id,
         cursor,
         numbering: Numbering::default(),
+        event_numbering: Numbering::default(),
         event: -1,
         item: 0,
         out,
@@ -53,6 +54,8 @@ struct RunEventSender {
     cursor: Cursor,
     /// Numbers of calls and logs before the current item.
     numbering: Numbering,
+    /// Numbers of calls, logs and actions before the current item's event.
+    event_numbering: Numbering,
     /// `sequence_order` of the current item's event.
     event: i32,
     /// Number of the current item in the event.
@@ -80,10 +83,10 @@ impl RunEventSender {
         let ended = tokio::select! {
             ended = self.follow() => ended,
             () = out.closed() => Err(StreamAbort::Closed),
-            () = app.stopped() => Err(StreamAbort::Closed),
+            () = app.wait_until_stopped() => Err(StreamAbort::Closed),
         };
         if let Err(StreamAbort::Failed(error)) = ended {
-            tracing::warn!(run.id = %self.run_id, error = %error.problem().detail, "run stream interrupted");
+            tracing::warn!(run.id = %self.run_id, error = error.log_detail(), "run stream interrupted");
         }
     }
 
@@ -130,13 +133,25 @@ impl RunEventSender {
 
     /// Sends the stored items of the events `from..to`. Later items are numbered from there, even if the range is
     /// empty.
-    async fn send_stored(&mut self, from: i32, to: i32) -> Result<(), StreamAbort> {
+    async fn send_stored(&mut self, mut from: i32, to: i32) -> Result<(), StreamAbort> {
+        // The earlier items do not have to be counted again.
+        while from == self.event {
+            self.send_page(&ItemRange::following(from..to, self.event_numbering)).await?;
+            if from == self.event {
+                return Ok(());
+            }
+            from = self.event;
+        }
         for page in self.app.store()?.item_pages(&self.scope, self.run_id, from..to).await? {
-            let ItemPage { numbering, items } = self.app.store()?.item_page(&self.scope, self.run_id, &page).await?;
-            self.numbering = numbering;
-            self.send_items(&items).await?;
+            self.send_page(&page).await?;
         }
         Ok(())
+    }
+
+    async fn send_page(&mut self, page: &ItemRange) -> Result<(), StreamAbort> {
+        let ItemPage { numbering, items } = self.app.store()?.item_page(&self.scope, self.run_id, page).await?;
+        self.numbering = numbering;
+        self.send_items(&items).await
     }
 
     async fn send_updates(&mut self, mut updates: Receiver<LiveUpdate>) -> Result<(), StreamAbort> {
@@ -154,7 +169,10 @@ impl RunEventSender {
         for item in items {
             match item {
                 TraceItem::Attention(_) => continue,
-                TraceItem::Event(event) => (self.event, self.item) = (event.sequence_order, 0),
+                TraceItem::Event(event) => {
+                    (self.event, self.item) = (event.sequence_order, 0);
+                    self.event_numbering = self.numbering;
+                }
                 _ => self.item += 1,
             }
             let at = Cursor { event: self.event, items: self.item };

@@ -100,7 +100,7 @@ impl Execution {
             }
             app.experiments().remove(*id);
             if let Err(error) = stored {
-                tracing::warn!(experiment = %id, error = %error.problem().detail, "experiment interrupted");
+                tracing::warn!(experiment = %id, error = error.log_detail(), "experiment interrupted");
             }
         });
     }
@@ -113,7 +113,7 @@ impl Execution {
         while let Some(ended) = active.join_next().await {
             outcome = outcome.and(task_result(Some(ended)));
         }
-        outcome.map(|()| self.app.ready().is_ok())
+        outcome.map(|()| self.app.check_ready().is_ok())
     }
 
     /// Starts cells until the experiment is cancelled.
@@ -147,7 +147,7 @@ impl Execution {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.cancelled.is_cancelled() || self.app.ready().is_err()
+        self.cancelled.is_cancelled() || self.app.check_ready().is_err()
     }
 
     /// Waits until the experiment is cancelled through another server, resumed on it, or removed, then cancels the
@@ -205,7 +205,7 @@ impl Execution {
 
     /// Stores the error of a cell that could not be started, unless the end of the server may have caused it.
     async fn store_error(&self, cell: usize, error: &ApiError, ended: bool) -> Result<(), ApiError> {
-        self.app.ready()?;
+        self.app.check_ready()?;
         let error = Some(error.problem().detail);
         self.store_cell(&CellRecord { ended, error, ..record(cell, None) }).await?;
         Ok(())

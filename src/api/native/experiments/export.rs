@@ -171,9 +171,8 @@ pub(super) async fn respond<F: ExportFormat>(
     let first = export.advance().await?.unwrap_or_default();
     let rest = stream::try_unfold(export, |mut export| async move {
         let part = export.advance().await.map_err(|error| {
-            let detail = error.problem().detail;
-            tracing::error!(experiment = %export.id, error = detail, "export truncated");
-            io::Error::other(detail)
+            tracing::error!(experiment = %export.id, error = error.log_detail(), "export truncated");
+            io::Error::other("export truncated")
         })?;
         Ok::<_, io::Error>(part.map(|part| (part, export)))
     });

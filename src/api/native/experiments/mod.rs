@@ -93,23 +93,29 @@ pub async fn create(
     definition.model.get_or_insert_with(|| loaded.name().to_owned());
     let (definition, mods) = check(&app, &loaded, definition).await?;
     let id = system::new_id();
-    let stored = StoredDefinition { definition: &definition, versions: Versions::new(&loaded, &mods) };
-    let stored = serde_json::to_string(&stored).map_err(ApiError::internal)?;
-    let cells = definition.cells();
-    let new = NewExperiment {
-        id,
-        owner: caller.tenant.as_ref(),
-        name: &definition.name,
-        definition: &stored,
-        cells: i32::try_from(cells).map_err(ApiError::internal)?,
-    };
-    let store = app.store()?;
     let active = ActiveExperiment::add(&app, id)?;
     let scorer = scorer(&app, &definition).await?;
-    store.add_experiment(&new, app.now()).await?;
-    let cancelled = active.execute();
     let scope = caller.scope.clone();
-    Execution { app: app.clone(), loaded, mods, caller, id, definition, scorer, cancelled }.spawn(CellTask::all(cells));
+    let cells = definition.cells();
+    let stored = StoredDefinition { definition: &definition, versions: Versions::new(&loaded, &mods) };
+    let stored = serde_json::to_string(&stored).map_err(ApiError::internal)?;
+    let execution =
+        Execution { app: app.clone(), loaded, mods, caller, id, definition, scorer, cancelled: active.cancelled() };
+    // In a task, which a disconnect of the client does not end between the insertion and the execution.
+    let started = tokio::spawn(async move {
+        let new = NewExperiment {
+            id,
+            owner: execution.caller.tenant.as_ref(),
+            name: &execution.definition.name,
+            definition: &stored,
+            cells: i32::try_from(cells).map_err(ApiError::internal)?,
+        };
+        execution.app.store()?.add_experiment(&new, execution.app.now()).await?;
+        active.execute();
+        execution.spawn(CellTask::all(cells));
+        Ok::<_, ApiError>(())
+    });
+    started.await.map_err(ApiError::internal)??;
     Ok((StatusCode::CREATED, axum::Json(find(&app, &scope, &id.to_string()).await?)))
 }
 
@@ -210,16 +216,28 @@ pub async fn resume(
     let experiment_id = experiment.experiment_id;
     let active = ActiveExperiment::add(&app, experiment_id)?;
     let scorer = scorer(&app, &definition).await?;
-    if !app.store()?.resume_experiment(&experiment).await? {
+    // The runs belong to the owner of the experiment, also if an administrator resumes it.
+    let caller = Caller { tenant: experiment.owner.clone().map(Into::into), ..caller };
+    let cancelled = active.cancelled();
+    let execution =
+        Execution { app: app.clone(), loaded, mods, caller, id: experiment_id, definition, scorer, cancelled };
+    let read_scope = scope.clone();
+    // In a task, which a disconnect of the client does not end between the resumption and the execution.
+    let resumed = tokio::spawn(async move {
+        let store = execution.app.store()?.clone();
+        if !store.resume_experiment(&experiment).await? {
+            return Ok(false);
+        }
+        // Read last: from now on, no other server stores cells.
+        let outcomes = store.cell_outcomes(&read_scope, experiment_id).await?;
+        let tasks = CellTask::remaining(execution.definition.cells(), &outcomes);
+        active.execute();
+        execution.spawn(tasks);
+        Ok::<_, ApiError>(true)
+    });
+    if !resumed.await.map_err(ApiError::internal)?? {
         return Err(conflict("was resumed or removed by another request"));
     }
-    // Read last: from now on, no other server stores cells.
-    let outcomes = app.store()?.cell_outcomes(&scope, experiment_id).await?;
-    let tasks = CellTask::remaining(definition.cells(), &outcomes);
-    let cancelled = active.execute();
-    // The runs belong to the owner of the experiment, also if an administrator resumes it.
-    let caller = Caller { tenant: experiment.owner.map(Into::into), ..caller };
-    Execution { app: app.clone(), loaded, mods, caller, id: experiment_id, definition, scorer, cancelled }.spawn(tasks);
     Ok(axum::Json(find(&app, &scope, &id).await?))
 }
 
@@ -299,31 +317,35 @@ async fn scorer(app: &App, definition: &ExperimentDefinition) -> Result<Option<A
 }
 
 /// An experiment that counts as active. Dropping it ends that, unless it is executed.
-struct ActiveExperiment<'a> {
-    app: &'a App,
+struct ActiveExperiment {
+    app: App,
     id: Uuid,
     cancelled: CancellationToken,
     is_executed: bool,
 }
 
-impl<'a> ActiveExperiment<'a> {
+impl ActiveExperiment {
     /// Adds an experiment to the active ones.
     ///
     /// # Errors
     /// It is active already, or the server runs the maximum number of experiments.
-    fn add(app: &'a App, id: Uuid) -> Result<Self, ApiError> {
+    fn add(app: &App, id: Uuid) -> Result<Self, ApiError> {
         let cancelled = app.experiments().add(id).map_err(|reason| not_added(id, reason))?;
-        Ok(Self { app, id, cancelled, is_executed: false })
+        Ok(Self { app: app.clone(), id, cancelled, is_executed: false })
     }
 
-    /// Leaves the removal to the execution. Returns the token that cancels the experiment.
-    fn execute(mut self) -> CancellationToken {
-        self.is_executed = true;
+    /// Returns the token that cancels the experiment.
+    fn cancelled(&self) -> CancellationToken {
         self.cancelled.clone()
+    }
+
+    /// Leaves the removal to the execution.
+    fn execute(mut self) {
+        self.is_executed = true;
     }
 }
 
-impl Drop for ActiveExperiment<'_> {
+impl Drop for ActiveExperiment {
     fn drop(&mut self) {
         if !self.is_executed {
             self.app.experiments().remove(self.id);

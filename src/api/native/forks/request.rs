@@ -2,9 +2,13 @@
 
 use crate::api::shared::body::{ControlVectorBody, ModSelection};
 use crate::events::TokenId;
+use crate::server::ApiError;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
+
+/// Maximum runs that one request starts.
+const MAX_FORKS: u32 = 64;
 
 /// The step of a fork and the changes from there on. Without changes, a single new run repeats the recorded run.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -63,6 +67,37 @@ pub(super) enum ContinueSeed {
 }
 
 impl ForkRequest {
+    /// Returns the number of runs.
+    pub(super) fn count(&self) -> u32 {
+        self.n.unwrap_or(1)
+    }
+
+    /// Checks the fields that do not depend on the recorded run. Returns the number of runs.
+    ///
+    /// # Errors
+    /// A field is invalid.
+    pub(super) fn check(&self) -> Result<u32, ApiError> {
+        let count = self.count();
+        if !(1..=MAX_FORKS).contains(&count) {
+            let detail = format!("`n` must be an integer between 1 and {MAX_FORKS}, got {count}");
+            return Err(ApiError::invalid("n", detail));
+        }
+        if count > 1 && matches!(self.seed, Some(ForkSeed::Continue(_))) {
+            let detail = "`seed` must not be \"continue\" for several runs, because they would be identical; omit it \
+                         or send a number";
+            return Err(ApiError::invalid("seed", detail));
+        }
+        match (self.token, self.text.as_deref()) {
+            (Some(_), Some(_)) => {
+                Err(ApiError::invalid("text", "`token` and `text` must not both be present; omit one of them"))
+            }
+            (None, Some("")) => {
+                Err(ApiError::invalid("text", "`text` must not be empty; omit it to let the model continue"))
+            }
+            _ => Ok(count),
+        }
+    }
+
     /// Returns the changes, as recorded with the new run. `text` is the appended text.
     pub(super) fn change(&self, text: &str) -> Value {
         let mut change = Map::new();
@@ -81,7 +116,7 @@ impl ForkRequest {
         if let Some(sampling) = &self.sampling {
             change.insert("sampling".into(), sampling.clone().into());
         }
-        if matches!(self.seed, Some(ForkSeed::New(_))) || self.seed.is_none() && self.n.unwrap_or(1) > 1 {
+        if matches!(self.seed, Some(ForkSeed::New(_))) || self.seed.is_none() && self.count() > 1 {
             change.insert("seed".into(), "new".into());
         }
         change.into()

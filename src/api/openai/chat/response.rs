@@ -282,7 +282,7 @@ pub(super) fn thunder(chat: &ChatStream) -> ThunderFields {
 /// Returns llama-server's details of the first answer, if requested.
 fn verbose(chat: &ChatStream) -> Option<LlamaCompletionFields<'_>> {
     let (finish, details) = (chat.finish(0)?, chat.options.verbose.as_ref()?);
-    Some(verbose_answer(finish, &chat.model, chat.slot(0), &details.prompt, &details.settings))
+    Some(verbose_answer(finish, &chat.model, chat.metrics(0), &details.prompt, &details.settings))
 }
 
 /// Returns the log-probabilities of these tokens if the client requested them.

@@ -86,23 +86,25 @@ impl CompletionChunkWriter {
 impl OutputWriter for CompletionChunkWriter {
     fn on_output(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         match output {
-            Output::PromptProgress(_) | Output::Retract { chars: 0, .. } => {}
+            Output::PromptProgress(_) => {}
             Output::PromptProbabilities(measurements) => self.builder.choices[run].measurements = measurements,
             Output::Text(delta) => {
                 if let Some(echo) = self.builder.echo_delta(run) {
                     pending.push_back(self.chunk(echo, None));
                 }
                 let logprobs = self.builder.logprobs(run, &delta.tokens);
+                self.builder.choices[run].count(&delta.tokens);
                 if !delta.text.is_empty() || logprobs.is_some() {
                     let choice = self.builder.choice_delta(run, delta.text, logprobs);
                     pending.push_back(self.chunk(choice, None));
                 }
             }
-            Output::Retract { chars, .. } => {
-                let choice = &mut self.builder.choices[run];
-                choice.chars = choice.chars.saturating_sub(chars);
-                let choice = self.builder.choice_delta(run, String::new(), None);
-                pending.push_back(self.chunk(choice, Some(ThunderFields::retract_chars(chars))));
+            Output::Retract { chars, tokens } => {
+                self.builder.choices[run].retract(tokens);
+                if chars > 0 {
+                    let choice = self.builder.choice_delta(run, String::new(), None);
+                    pending.push_back(self.chunk(choice, Some(ThunderFields::retract_chars(chars))));
+                }
             }
             Output::Ended(end) => {
                 if let Some(echo) = self.builder.echo_delta(run) {

@@ -50,6 +50,9 @@ pub(super) struct TextChoice {
     logprobs: Option<TextLogprobs>,
     /// `stop`, `length` or `tool_calls`, at the end.
     finish_reason: Option<&'static str>,
+    /// The tool calls with which a mod ended the run, in `tool_calls`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thunder: Option<ThunderFields>,
 }
 
 /// Log-probabilities of tokens: lists of equal length.
@@ -77,15 +80,38 @@ pub(super) struct CompletionChoice {
     /// Tokens of the answer; empty with a stream.
     pub(super) tokens: CollectedTokens,
     pub(super) end: Option<Arc<RunEnd>>,
-    /// Number of characters sent and not retracted.
-    pub(super) chars: usize,
+    /// Number of characters of the tokens before the next one, including the echoed prompt.
+    offset: usize,
+    /// Number of characters of each token sent and not retracted.
+    token_chars: Vec<usize>,
     echoed: bool,
 }
 
 impl CompletionChoice {
     pub(super) fn new(index: usize, prompt: CompletionPrompt) -> Self {
-        let (measurements, tokens) = (Vec::new(), CollectedTokens::default());
-        Self { index, prompt, measurements, tokens, end: None, chars: 0, echoed: false }
+        Self {
+            index,
+            prompt,
+            measurements: Vec::new(),
+            tokens: CollectedTokens::default(),
+            end: None,
+            offset: 0,
+            token_chars: Vec::new(),
+            echoed: false,
+        }
+    }
+
+    /// Counts the characters of sent tokens.
+    pub(super) fn count(&mut self, tokens: &[MeasuredToken]) {
+        let first = self.token_chars.len();
+        self.token_chars.extend(tokens.iter().map(visible_chars));
+        self.offset += self.token_chars[first..].iter().sum::<usize>();
+    }
+
+    /// Removes the last sent tokens from the count.
+    pub(super) fn retract(&mut self, tokens: usize) {
+        let kept = self.token_chars.len().saturating_sub(tokens);
+        self.offset -= self.token_chars.drain(kept..).sum::<usize>();
     }
 }
 
@@ -160,18 +186,18 @@ impl CompletionBuilder {
     /// Returns a complete choice.
     pub(super) fn complete_choice(&mut self, index: usize, end: Arc<RunEnd>) -> TextChoice {
         let choice = &mut self.choices[index];
-        let end = &choice.end.insert(end).finish;
-        let (mut text, reason) = (end.text.clone(), end.reason);
+        let mut text = end.finish.text.clone();
+        choice.end = Some(end);
         let measurements = std::mem::take(&mut choice.measurements);
         let tokens = std::mem::take(&mut choice.tokens);
         let choice = &self.choices[index];
         let mut logprobs = self.logprobs_from(0);
         if self.options.echo {
             text.insert_str(0, &choice.prompt.text);
-            logprobs.push_prompt(&choice.prompt.tokens, &measurements);
+            logprobs.push_prompt(&choice.prompt, &measurements);
         }
         logprobs.push_answer(&tokens);
-        TextChoice { index, text, logprobs: logprobs.finish(), finish_reason: Some(finish_reason(reason)) }
+        TextChoice { text, logprobs: logprobs.finish(), ..self.choice_end(index) }
     }
 
     /// Returns the prompt's text as the first part of a choice, if `echo` is set and it was not sent yet.
@@ -183,14 +209,15 @@ impl CompletionBuilder {
         let measurements = std::mem::take(&mut choice.measurements);
         let choice = &self.choices[index];
         let mut logprobs = self.logprobs_from(0);
-        logprobs.push_prompt(&choice.prompt.tokens, &measurements);
+        logprobs.push_prompt(&choice.prompt, &measurements);
         let (text, logprobs) = (choice.prompt.text.clone(), logprobs.finish());
+        self.choices[index].offset = text.chars().count();
         Some(self.choice_delta(index, text, logprobs))
     }
 
     /// Returns the log-probabilities of tokens that are about to be streamed.
     pub(super) fn logprobs(&self, index: usize, tokens: &[MeasuredToken]) -> Option<TextLogprobs> {
-        let mut logprobs = self.logprobs_from(self.choices[index].chars);
+        let mut logprobs = self.logprobs_from(self.choices[index].offset);
         logprobs.push_answer(tokens);
         logprobs.finish()
     }
@@ -211,21 +238,25 @@ impl CompletionBuilder {
     fn verbose(&self) -> Option<LlamaCompletionFields<'_>> {
         let (settings, choice) = (self.options.settings.as_ref()?, self.choices.first()?);
         let finish = &choice.end.as_ref()?.finish;
-        let slot = self.runs.first().and_then(|run| run.metrics.slot());
-        Some(verbose_answer(finish, &self.model, slot, &choice.prompt.text, settings))
+        Some(verbose_answer(finish, &self.model, &self.runs.first()?.metrics, &choice.prompt.text, settings))
     }
 
     /// Returns a part of a choice's text.
-    pub(super) fn choice_delta(&mut self, index: usize, text: String, logprobs: Option<TextLogprobs>) -> TextChoice {
-        let choice = &mut self.choices[index];
-        choice.chars += text.chars().count();
-        TextChoice { index: choice.index, text, logprobs, finish_reason: None }
+    pub(super) fn choice_delta(&self, index: usize, text: String, logprobs: Option<TextLogprobs>) -> TextChoice {
+        TextChoice { index: self.choices[index].index, text, logprobs, finish_reason: None, thunder: None }
     }
 
     /// Returns the last part of a choice, with its finish reason.
     pub(super) fn choice_end(&self, index: usize) -> TextChoice {
-        let reason = self.choices[index].end.as_ref().map(|end| finish_reason(end.finish.reason));
-        TextChoice { index, text: String::new(), logprobs: None, finish_reason: reason }
+        let finish = self.choices[index].end.as_ref().map(|end| &end.finish);
+        let tool_calls = finish.and_then(|finish| finish.tool_calls.as_ref());
+        TextChoice {
+            index,
+            text: String::new(),
+            logprobs: None,
+            finish_reason: finish.map(|finish| finish_reason(finish.reason)),
+            thunder: tool_calls.map(|calls| ThunderFields::default().with_tool_calls(Some(calls))),
+        }
     }
 }
 
@@ -240,17 +271,27 @@ struct LogprobsBuilder<'a> {
 
 impl LogprobsBuilder<'_> {
     /// Appends the tokens of the prompt. The first has no predecessor and therefore no probability.
-    fn push_prompt(&mut self, tokens: &[TokenId], measurements: &[MeasuredToken]) {
-        let texts = self.vocabulary.texts(tokens);
-        for (index, (&token, text)) in tokens.iter().zip(&texts).enumerate() {
+    fn push_prompt(&mut self, prompt: &CompletionPrompt, measurements: &[MeasuredToken]) {
+        let texts = self.vocabulary.texts(&prompt.tokens);
+        let (start, end) = (self.offset, self.offset + prompt.text.chars().count());
+        for (index, (&token, text)) in prompt.tokens.iter().zip(&texts).enumerate() {
             let measured = index.checked_sub(1).and_then(|before| measurements.get(before));
             self.push(token, text, measured.map(|token| (token.measurement.logprob, token.alternatives.as_slice())));
+            let mut chars = text.chars().count();
+            // The tokenizer may have added a start token and a space, which the text lacks.
+            if self.offset == start && !prompt.text.starts_with(text) {
+                chars = if self.vocabulary.is_control(token) { 0 } else { chars - usize::from(text.starts_with(' ')) };
+            }
+            self.offset = end.min(self.offset + chars);
         }
+        self.offset = end;
     }
 
     fn push_answer(&mut self, tokens: &[MeasuredToken]) {
-        for MeasuredToken { measurement, alternatives } in tokens {
+        for token in tokens {
+            let MeasuredToken { measurement, alternatives, .. } = token;
             self.push(measurement.token, &measurement.text, Some((measurement.logprob, alternatives)));
+            self.offset += visible_chars(token);
         }
     }
 
@@ -262,7 +303,6 @@ impl LogprobsBuilder<'_> {
         lists.tokens.push(text.to_owned());
         lists.token_logprobs.push(logprob.map(f64::from));
         lists.text_offset.push(self.offset);
-        self.offset += text.chars().count();
         lists.top_logprobs.push(logprob.map(|logprob| {
             let mut top = LogprobsByText::default();
             for other in others.iter().filter(|other| other.token != token) {
@@ -284,10 +324,45 @@ impl LogprobsBuilder<'_> {
     }
 }
 
+/// Returns the number of characters that a token adds to the text.
+fn visible_chars(token: &MeasuredToken) -> usize {
+    if token.is_hidden { 0 } else { token.measurement.text.chars().count() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::TokenMeasurement;
     use crate::model::SpecialTokens;
+    use crate::model::grammar::testing::sentencepiece;
+
+    fn measured(token: TokenId, text: &str, is_hidden: bool) -> MeasuredToken {
+        let measurement = TokenMeasurement { token, text: text.into(), logprob: None, rank: None, entropy: None };
+        MeasuredToken { measurement, alternatives: Vec::new(), is_hidden }
+    }
+
+    #[test]
+    fn offsets_are_indexes_into_the_text() {
+        let vocabulary = sentencepiece();
+        let formatter =
+            ProbabilityFormatter { vocabulary: &vocabulary, top: 0, after_sampler: false, no_logprob: NO_LOGPROB };
+        let lists = TextLogprobs::default();
+        let mut builder = LogprobsBuilder { formatter: Some(formatter), vocabulary: &vocabulary, offset: 0, lists };
+        // The tokenizer has added a start token and a space.
+        let tokens = vec![1, 3 + TokenId::from(b' '), 3 + TokenId::from(b'a'), 3 + TokenId::from(b'b')];
+        builder.push_prompt(&CompletionPrompt { tokens, text: "ab".into(), repeated: false }, &[]);
+        let answer = [measured(9, "é", false), measured(2, "</s>", true), measured(9, "b", false)];
+        builder.push_answer(&answer);
+        assert_eq!(builder.finish().unwrap().text_offset, [0, 0, 0, 1, 2, 3, 3]);
+        let prompt = CompletionPrompt { tokens: Vec::new(), text: String::new(), repeated: false };
+        let mut choice = CompletionChoice::new(0, prompt);
+        choice.count(&answer);
+        assert_eq!(choice.offset, 2);
+        choice.retract(2);
+        assert_eq!(choice.offset, 1);
+        choice.retract(5);
+        assert_eq!(choice.offset, 0);
+    }
 
     #[test]
     fn sampled_part_of_a_character_is_listed_once() {

@@ -19,9 +19,10 @@ pub(crate) struct AttentionErrorMessage {
     /// Cause of the error and the expected value.
     error: String,
     /// `INVALID_TOKEN`, `INVALID_REQUEST`, `INVALID_JSON`, `NESTED_TOO_DEEP`, `CONTEXT_LENGTH_EXCEEDED`,
-    /// `ATTENTION_UNAVAILABLE`, `NO_MODEL`, `MODEL_NOT_FOUND`, `UNKNOWN_MOD`, `DUPLICATE_REQUEST_ID`, `NOT_FOUND`,
-    /// `BUSY`, `OOM`, `RUN_FAILED`, `UNAVAILABLE`, `UNAUTHORIZED`, `FORBIDDEN`, `METHOD_NOT_ALLOWED`, `CONFLICT`,
-    /// `TOO_LARGE`, `NOT_SUPPORTED`, `INTERNAL`, or another error code in capital letters.
+    /// `ATTENTION_UNAVAILABLE`, `NO_MODEL`, `MODEL_NOT_FOUND`, `UNKNOWN_MOD`, `MOD_DISABLED`, `DUPLICATE_REQUEST_ID`,
+    /// `NOT_FOUND`, `BUSY`, `RATE_LIMITED`, `OOM`, `RUN_FAILED`, `UNAVAILABLE`, `UNAUTHORIZED`, `FORBIDDEN`,
+    /// `METHOD_NOT_ALLOWED`, `CONFLICT`, `TOO_LARGE`, `NOT_SUPPORTED`, `INTERNAL`, or another error code in capital
+    /// letters.
     error_code: String,
     /// The invalid field.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -9,6 +9,7 @@ use crate::events::TokenId;
 use crate::server::ApiError;
 use crate::server::socket::Message;
 use serde::Serialize;
+use serde_json::Value;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -30,7 +31,7 @@ pub(crate) struct TokenFields {
     token_id: TokenId,
     /// Text of the token; empty while a character is incomplete.
     pub(crate) text: String,
-    /// Natural logarithm of its probability, before mods and temperature.
+    /// Natural logarithm of its probability according to the model: before bans, penalties, mods and temperature.
     #[serde(skip_serializing_if = "Option::is_none")]
     logprob: Option<f32>,
     /// The most probable tokens, most probable first.
@@ -79,17 +80,22 @@ pub(crate) struct AttentionDoneEvent<'a> {
     /// Index of the sample, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
-    /// Id of the run; absent if the request was cancelled before it started.
+    /// Id of the run; absent if the request was cancelled before it started. With `record: false` the run exists only
+    /// while it is active.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_id: Option<String>,
     /// `stop_token`, `stop_string`, `length`, `tool_calls`, `cancelled` or `timeout`.
     finish_reason: &'static str,
     /// Tokens of the answer.
     total_tokens: usize,
-    /// Tokens of `input_ids`.
+    /// Tokens of the prompt: `input_ids`, changed by mods that change prompts.
     prompt_tokens: u32,
     /// Milliseconds since the request arrived.
     generation_time_ms: u64,
+    /// Tool calls with which a mod ended the answer.
+    #[schema(value_type = Option<Vec<Object>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<&'a Value>,
 }
 
 /// The removal of the last tokens by a mod.
@@ -183,12 +189,18 @@ impl AttentionWriter {
         error_message(self.format, error, Some(&self.request_id), sample)
     }
 
-    fn token(&self, token: GeneratedToken) -> Result<Message, ApiError> {
-        if let (Some(format), Some(row)) = (&self.options.attention, token.row.as_deref())
-            && format.bytes(row) > self.options.max_bytes
-        {
-            return Err(error::out_of_memory("this token", self.options.max_bytes, Some(row)));
+    /// Checks that the attention of a token does not exceed the server's limit for a message.
+    fn check_size(&self, token: &GeneratedToken) -> Result<(), ApiError> {
+        match (&self.options.attention, token.row.as_deref()) {
+            (Some(format), Some(row)) if format.bytes(row) > self.options.max_bytes => {
+                Err(error::out_of_memory("this token", self.options.max_bytes, Some(row)))
+            }
+            _ => Ok(()),
         }
+    }
+
+    fn token(&self, token: GeneratedToken) -> Result<Message, ApiError> {
+        self.check_size(&token)?;
         let mut attention = convert_row(token.row.as_deref(), self.options.attention.as_ref(), self.options.layers)?;
         let json = self.format == MessageFormat::Json;
         let bytes = attention.as_mut().filter(|_| json).and_then(take_bytes);
@@ -213,8 +225,9 @@ impl AttentionWriter {
     /// The bytes are empty for a token without a row.
     ///
     /// # Errors
-    /// An attention row is invalid.
+    /// An attention row is invalid or exceeds the server's limit for a message.
     pub(crate) async fn write_split(&self, token: GeneratedToken) -> Result<(Message, Option<Message>), ApiError> {
+        self.check_size(&token)?;
         let (writer, row) = (self.clone(), token.row.clone());
         let converted = run_blocking(row.as_deref(), move || {
             let options = &writer.options;
@@ -260,6 +273,7 @@ pub(crate) fn done_message(
         total_tokens: done.total_tokens,
         prompt_tokens: done.prompt_tokens,
         generation_time_ms: done.generation_time_ms,
+        tool_calls: done.tool_calls.as_ref(),
     };
     encode(format, &event)
 }

@@ -14,5 +14,5 @@ pub(crate) mod stream;
 
 pub(crate) use error::AttentionError;
 pub(crate) use event::{AttentionWriter, MessageFormat, error_message};
-pub(crate) use request::{AttentionOptions, AttentionRequest, Transport, has_input_ids, parse, token_ids};
+pub(crate) use request::{AttentionOptions, Transport, has_input_ids, parse, token_ids};
 pub(crate) use stream::{AttentionEvent, AttentionStream, was_stopped};

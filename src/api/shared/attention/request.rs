@@ -4,15 +4,16 @@ use super::pruning::SentenceTracker;
 use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
 use crate::api::shared::aliases::aliased_fields;
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
-use crate::api::shared::generation::{repeat_request, request_id_exists};
+use crate::api::shared::generation::{RunClient, Runs, repeat_request, request_id_exists};
 use crate::api::shared::parameters::MinTokens;
-use crate::api::shared::{Fields, base_request, parameters};
+use crate::api::shared::{ClientNames, Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
 use crate::server::{ApiError, App, ErrorCode, LoadedModel};
 use serde_json::Value;
 use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
 
 /// Maximum samples per request.
 const MAX_SAMPLES: i64 = 64;
@@ -25,8 +26,26 @@ const DEFAULT_LOGPROBS: usize = 2;
 #[derive(Debug)]
 pub(crate) struct AttentionRequest {
     /// One request per sample, in order.
-    pub(crate) requests: Vec<Request>,
-    pub(crate) options: AttentionOptions,
+    requests: Vec<Request>,
+    options: AttentionOptions,
+    names: ClientNames,
+}
+
+impl AttentionRequest {
+    /// Submits the requests of all samples; see [`Runs::submit`].
+    ///
+    /// # Errors
+    /// The engine rejected one of the requests; the error has the client's name of the field.
+    pub(crate) async fn submit(
+        self,
+        client: &RunClient,
+        loaded: &LoadedModel,
+        cancelled: CancellationToken,
+    ) -> Result<(Runs, AttentionOptions), ApiError> {
+        let Self { requests, options, names } = self;
+        let submitted = Runs::submit(client, loaded, requests, options.time_limit, cancelled).await;
+        Ok((submitted.map_err(|error| names.restore(error))?, options))
+    }
 }
 
 /// Client options that shape the response.
@@ -118,9 +137,10 @@ pub(crate) async fn parse(
 ) -> Result<AttentionRequest, ApiError> {
     let (aliased, names) = aliased_fields(fields);
     let fields = fields.with_aliases(&aliased).with_server_defaults(app);
-    let mut request = parse_fields(app, loaded, fields, transport, received).map_err(|error| names.restore(error))?;
-    drop_duplicate_request_ids(app, &mut request.requests).await?;
-    Ok(request)
+    let parsed = parse_fields(app, loaded, fields, transport, received);
+    let (mut requests, options) = parsed.map_err(|error| names.restore(error))?;
+    drop_duplicate_request_ids(app, &mut requests).await?;
+    Ok(AttentionRequest { requests, options, names })
 }
 
 fn parse_fields(
@@ -129,7 +149,7 @@ fn parse_fields(
     fields: Fields<'_>,
     transport: Transport,
     received: Instant,
-) -> Result<AttentionRequest, ApiError> {
+) -> Result<(Vec<Request>, AttentionOptions), ApiError> {
     let vocabulary = loaded.vocabulary();
     let prompt = token_ids(fields, "input_ids", vocabulary)?
         .ok_or_else(|| ApiError::invalid("input_ids", "`input_ids` is missing; send a list of token ids"))?;
@@ -163,7 +183,7 @@ fn parse_fields(
     if options.samples > 1 {
         request.request_id = None;
     }
-    Ok(AttentionRequest { requests: repeat_request(request, options.samples as u32).collect(), options })
+    Ok((repeat_request(request, options.samples as u32).collect(), options))
 }
 
 fn response_options(
@@ -236,7 +256,7 @@ fn logprobs(fields: Fields<'_>, default: Option<usize>) -> Result<Option<usize>,
     match fields.get("logprobs") {
         None => Ok(top.or(default)),
         Some(Value::Bool(false)) => Ok(None),
-        Some(Value::Bool(true)) => Ok(Some(top.unwrap_or(0))),
+        Some(Value::Bool(true)) => Ok(top.or(default).or(Some(0))),
         Some(Value::Number(_)) => Ok(fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|top| top as usize)),
         Some(other) => Err(invalid_value("logprobs", "true, false or a number of alternatives", other)),
     }

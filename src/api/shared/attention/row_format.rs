@@ -182,12 +182,13 @@ impl RowFormat {
     /// 400 for unknown values and invalid combinations.
     pub(crate) fn parse(fields: Fields<'_>, defaults: DefaultEncodings) -> Result<Self, ApiError> {
         const FORMATS: &str = "\"per_layer\", \"aggregated\", \"sparse\" or \"viz\"";
+        // Validated with every format, so that an invalid value is always an error.
+        let aggregation = parse_aggregation(fields)?;
+        let top = fields.integer("attention_top_k", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_TOP) as usize;
         let view = match fields.text("attention_format")? {
             None | Some("per_layer") => RowView::PerLayer,
-            Some("aggregated") => RowView::Aggregated(parse_aggregation(fields)?),
-            Some("sparse") => RowView::Sparse(
-                fields.integer("attention_top_k", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_TOP) as usize,
-            ),
+            Some("aggregated") => RowView::Aggregated(aggregation),
+            Some("sparse") => RowView::Sparse(top),
             Some("viz") => RowView::Viz,
             Some(other) => return Err(invalid_value("attention_format", FORMATS, &Value::from(other))),
         };
@@ -206,7 +207,7 @@ impl RowFormat {
             None if half && defaults.aggregated == NumberEncoding::Array => NumberEncoding::Base64,
             None => defaults.aggregated,
             Some("base64") => NumberEncoding::Base64,
-            Some("binary") if defaults.bytes => NumberEncoding::Binary,
+            Some("binary") if defaults.bytes || !numbers => NumberEncoding::Binary,
             Some("array") => NumberEncoding::Array,
             Some("binary") => {
                 let message = "`attention_encoding` must be \"base64\" or \"array\" because JSON cannot contain bytes, \
@@ -333,11 +334,12 @@ fn little_endian<T: bytemuck::NoUninit, const N: usize>(values: &[T], swap: impl
 
 fn parse_aggregation(fields: Fields<'_>) -> Result<Aggregation, ApiError> {
     const MODES: &str = "\"mean\", \"max\", \"last_layer\" or \"weighted_layers\"";
+    let weights = parse_weights(fields)?;
     match fields.text("aggregation_mode")? {
         None | Some("mean") => Ok(Aggregation::Mean),
         Some("max") => Ok(Aggregation::Max),
         Some("last_layer") => Ok(Aggregation::LastLayer),
-        Some("weighted_layers") => Ok(Aggregation::Weighted(parse_weights(fields)?)),
+        Some("weighted_layers") => Ok(Aggregation::Weighted(weights)),
         Some(other) => Err(invalid_value("aggregation_mode", MODES, &Value::from(other))),
     }
 }

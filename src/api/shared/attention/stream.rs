@@ -8,6 +8,7 @@ use crate::engine::{AttentionRow, MeasuredToken, Output};
 use crate::events::{Alternative, EndCause, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::server::{ApiError, ErrorKind};
 use crate::trace::attention::AttentionRows;
+use serde_json::Value;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,6 +51,8 @@ pub(crate) struct SampleEnd {
     pub(crate) total_tokens: usize,
     pub(crate) prompt_tokens: u32,
     pub(crate) generation_time_ms: u64,
+    /// Tool calls with which a mod ended the answer.
+    pub(crate) tool_calls: Option<Value>,
 }
 
 impl GeneratedToken {
@@ -62,8 +65,15 @@ impl GeneratedToken {
 impl SampleEnd {
     /// Returns the end of a sample that was cancelled before it started.
     pub(crate) fn before_start(sample: usize, prompt_tokens: u32, received: Instant) -> Self {
-        let generation_time_ms = received.elapsed().as_millis() as u64;
-        Self { sample, run_id: None, finish_reason: "cancelled", total_tokens: 0, prompt_tokens, generation_time_ms }
+        Self {
+            sample,
+            run_id: None,
+            finish_reason: "cancelled",
+            total_tokens: 0,
+            prompt_tokens,
+            generation_time_ms: received.elapsed().as_millis() as u64,
+            tool_calls: None,
+        }
     }
 }
 
@@ -124,7 +134,7 @@ impl AttentionStream {
             match output {
                 Output::Text(delta) => {
                     let mut rows = delta.rows.into_iter();
-                    for MeasuredToken { measurement, alternatives } in delta.tokens {
+                    for MeasuredToken { measurement, alternatives, .. } in delta.tokens {
                         let row = rows.next().flatten();
                         self.track(sample, row.as_ref()).await?;
                         self.counts[sample] += 1;
@@ -187,27 +197,28 @@ impl AttentionStream {
             let sentences = tracker.suggestion(&self.history);
             self.pending.push_back(AttentionEvent::Pruning { sample, sentences });
         }
-        let done = self.done(sample, finish_reason(end), self.counts[sample], end.finish.usage.prompt_tokens);
-        self.pending.push_back(AttentionEvent::Done(done));
+        let done = self.done(sample, finish_reason(end), end.finish.usage.prompt_tokens);
+        self.pending.push_back(AttentionEvent::Done(SampleEnd { tool_calls: end.finish.tool_calls.clone(), ..done }));
     }
 
     fn cancel_active_samples(&mut self) {
         for sample in 0..self.ended.len() {
             if !std::mem::replace(&mut self.ended[sample], true) {
-                let done = self.done(sample, "cancelled", self.counts[sample], self.options.prompt_tokens);
+                let done = self.done(sample, "cancelled", self.options.prompt_tokens);
                 self.pending.push_back(AttentionEvent::Done(done));
             }
         }
     }
 
-    fn done(&self, sample: usize, finish_reason: &'static str, total_tokens: usize, prompt_tokens: u32) -> SampleEnd {
+    fn done(&self, sample: usize, finish_reason: &'static str, prompt_tokens: u32) -> SampleEnd {
         SampleEnd {
             sample,
             run_id: Some(self.runs.started[sample].id),
             finish_reason,
-            total_tokens,
+            total_tokens: self.counts[sample],
             prompt_tokens,
             generation_time_ms: self.options.elapsed_ms(),
+            tool_calls: None,
         }
     }
 }

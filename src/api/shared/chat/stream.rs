@@ -2,7 +2,7 @@
 
 use super::request::{ChatRequest, ResponseOptions};
 use crate::api::shared::generation::{RunClient, RunTimings, Runs};
-use crate::engine::{MeasuredToken, Output, PromptProgress};
+use crate::engine::{MeasuredToken, Output, PromptProgress, RunMetrics};
 use crate::events::{Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, Retraction};
@@ -132,9 +132,14 @@ impl ChatStream {
         self.answers.len()
     }
 
+    /// Returns the metrics of an answer's run.
+    pub(crate) fn metrics(&self, answer: usize) -> &RunMetrics {
+        &self.runs.started[answer].metrics
+    }
+
     /// Returns the slot of an answer's run.
     pub(crate) fn slot(&self, answer: usize) -> Option<u32> {
-        self.runs.started[answer].metrics.slot()
+        self.metrics(answer).slot()
     }
 
     /// Returns the number of cached prompt tokens; 0 until the prompt is evaluated.

@@ -22,7 +22,7 @@ pub(crate) use timings::{PromptProgressResponse, RunTimings};
 pub(crate) use tokens::CollectedTokens;
 
 use crate::engine::{RecordPolicy, Request, SubmitError};
-use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId};
+use crate::events::{EndCause, Fault, FinishReason, RunEnd, RunId};
 use crate::model::grammar;
 use crate::server::{ApiError, App, ErrorCode, ErrorKind};
 use std::time::Duration;
@@ -53,12 +53,6 @@ pub(crate) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
             Some(ApiError::new(kind, message).code(ErrorCode::RunFailed))
         }
     }
-}
-
-/// Returns the number of tokens removed by context shifts. Evicted messages are not included, because they are usually
-/// removed before the prompt's tokens are counted.
-pub(crate) fn shifted_tokens(finish: &Finish) -> u32 {
-    if finish.evicted.is_empty() { finish.evicted_tokens } else { 0 }
 }
 
 /// Rejects a request id that belongs to another run.

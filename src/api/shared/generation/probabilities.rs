@@ -115,7 +115,7 @@ pub(crate) struct ProbabilityFormatter<'a> {
 impl ProbabilityFormatter<'_> {
     /// Returns the entry of a sampled token with its alternatives, most probable first.
     pub(crate) fn sampled_token(&self, token: &MeasuredToken) -> TokenProbabilities {
-        let MeasuredToken { measurement, alternatives } = token;
+        let MeasuredToken { measurement, alternatives, .. } = token;
         self.entry(measurement.token, Some(self.logprob(measurement)), alternatives)
     }
 

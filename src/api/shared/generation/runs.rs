@@ -142,10 +142,7 @@ impl Runs {
             cancelled,
             _time_limits: time_limits,
         };
-        let first = runs.next_output().await?;
-        // `next_output` counts an end as returned, but the first output is returned again later.
-        runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));
-        runs.first = first;
+        runs.first = runs.receive().await?;
         Ok(runs)
     }
 
@@ -181,27 +178,29 @@ impl Runs {
     pub(crate) async fn next_output(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
         let next = match self.first.take() {
             Some(first) => Some(first),
-            None if self.active == 0 => return Ok(None),
-            None => tokio::select! {
-                biased;
-                () = self.cancelled.cancelled() => {
-                    // Without a receiver, the engine ends the runs within a token.
-                    self.outputs.clear();
-                    return Ok(None);
-                }
-                () = self.app.stopped() => {
-                    let error = ApiError::unavailable("the server is stopping").retry_after(1);
-                    return Err(error.in_run(self.run_id()));
-                }
-                output = self.outputs.next() => output,
-            },
+            None if self.active == 0 => None,
+            None => self.receive().await?,
         };
-        match next {
-            None => Err(ApiError::internal("the engine dropped a run").in_run(self.run_id())),
-            Some((index, output)) => {
-                self.active -= usize::from(matches!(output, Output::Ended(_)));
-                Ok(Some((index, output)))
+        self.active -= usize::from(matches!(next, Some((_, Output::Ended(_)))));
+        Ok(next)
+    }
+
+    /// Waits for the next output of any run; `None` if the client cancels the runs.
+    async fn receive(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
+        tokio::select! {
+            biased;
+            () = self.cancelled.cancelled() => {
+                // Without a receiver, the engine ends the runs within a token.
+                self.outputs.clear();
+                Ok(None)
             }
+            () = self.app.wait_until_stopped() => {
+                Err(ApiError::unavailable("the server is stopping").retry_after(1).in_run(self.run_id()))
+            }
+            output = self.outputs.next() => match output {
+                Some(output) => Ok(Some(output)),
+                None => Err(ApiError::internal("the engine dropped a run").in_run(self.run_id())),
+            },
         }
     }
 }

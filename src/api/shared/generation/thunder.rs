@@ -3,6 +3,7 @@
 use crate::events::RunId;
 use crate::model::chat::answer::Retraction;
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 
 /// The runs of an answer, or the part of the sent answer that a mod removed.
@@ -23,6 +24,11 @@ pub(crate) struct ThunderFields {
     #[schema(value_type = Vec<String>)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     run_ids: Vec<RunId>,
+    /// The tool calls with which a mod ended the run, as the mod passed them, on llama-server's and OpenAI's routes that
+    /// complete a prompt. The routes for chats have them in their own fields.
+    #[schema(value_type = Option<Vec<Object>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<Value>,
     /// The removed part.
     #[serde(skip_serializing_if = "Option::is_none")]
     retract: Option<RetractedOutput>,
@@ -70,6 +76,11 @@ impl ThunderFields {
     /// Adds the slot of the first run.
     pub(crate) fn with_slot(self, slot: Option<u32>) -> Self {
         Self { id_slot: Some(ReportedSlot(slot)), ..self }
+    }
+
+    /// Adds the tool calls with which a mod ended the run.
+    pub(crate) fn with_tool_calls(self, tool_calls: Option<&Value>) -> Self {
+        Self { tool_calls: tool_calls.cloned(), ..self }
     }
 
     /// Returns a retraction.

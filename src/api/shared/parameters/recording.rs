@@ -2,7 +2,7 @@
 
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::engine::RecordPolicy;
-use crate::events::RunMetadata;
+use crate::events::{RunMetadata, is_reserved_request_id};
 use crate::server::ApiError;
 use serde_json::Value;
 
@@ -22,6 +22,9 @@ pub(crate) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError>
         Some(id) if id.is_empty() || id.len() > MAX_ID_LEN || id.chars().any(char::is_control) => {
             let expected = format!("a string of 1 to {MAX_ID_LEN} bytes without control characters");
             Err(invalid_value("request_id", &expected, &id.into()))
+        }
+        Some(id) if is_reserved_request_id(id) => {
+            Err(invalid_value("request_id", "another id, because the API has a route of this name", &id.into()))
         }
         id => Ok(id.map(str::to_owned)),
     }

@@ -9,6 +9,7 @@
 mod tests;
 
 use super::history::{DroppedGap, PastAnswer, SlotHistory, hash_tokens, message_hash, without_reasoning};
+use super::spans::map_spans;
 use crate::events::{Span, TokenId, is_image_token};
 use crate::model::Vocabulary;
 use std::ops::Range;
@@ -159,28 +160,17 @@ impl Aligner<'_> {
     }
 
     fn aligned_spans(&self) -> Vec<Span> {
-        let shifted = |index: u32| {
-            let index = index as usize;
+        map_spans(self.spans, |index| {
             let mut shift = 0isize;
             for (range, len) in &self.edits {
                 if index >= range.end {
                     shift += *len as isize - range.len() as isize;
                 } else if index > range.start {
                     // Within a replaced range, an index is limited to the length of the replacement.
-                    return ((range.start as isize + shift) as usize + (index - range.start).min(*len)) as u32;
+                    return (range.start as isize + shift) as usize + (index - range.start).min(*len);
                 }
             }
-            (index as isize + shift) as u32
-        };
-        let mut spans: Vec<Span> = Vec::with_capacity(self.spans.len());
-        for span in self.spans {
-            let (start, end) = (shifted(span.start), shifted(span.end));
-            match spans.last_mut() {
-                _ if start >= end => {}
-                Some(last) if last.role == "template" && span.role == "template" => last.end = end,
-                _ => spans.push(Span { role: span.role.clone(), start, end }),
-            }
-        }
-        spans
+            (index as isize + shift) as usize
+        })
     }
 }

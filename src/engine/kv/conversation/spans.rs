@@ -12,17 +12,22 @@ pub fn eviction_target(context: usize) -> usize {
 /// Returns the spans after the removal of `ranges` from the tokens, without spans that were removed completely.
 /// Adjacent template spans are merged.
 pub fn cut_spans(spans: &[Span], ranges: &[Range<usize>]) -> Vec<Span> {
-    let shifted_index = |index: u32| shifted_index(index as usize, ranges) as u32;
-    let mut left: Vec<Span> = Vec::with_capacity(spans.len());
+    map_spans(spans, |index| shifted_index(index, ranges))
+}
+
+/// Returns the spans after a change of the tokens, without spans that have become empty. Adjacent template spans are
+/// merged. `new_index` returns the new position of an index.
+pub fn map_spans(spans: &[Span], new_index: impl Fn(usize) -> usize) -> Vec<Span> {
+    let mut mapped: Vec<Span> = Vec::with_capacity(spans.len());
     for span in spans {
-        let (start, end) = (shifted_index(span.start), shifted_index(span.end));
-        match left.last_mut() {
-            _ if start == end => {}
+        let (start, end) = (new_index(span.start as usize) as u32, new_index(span.end as usize) as u32);
+        match mapped.last_mut() {
+            _ if start >= end => {}
             Some(last) if last.role == "template" && span.role == "template" => last.end = end,
-            _ => left.push(Span { role: span.role.clone(), start, end }),
+            _ => mapped.push(Span { role: span.role.clone(), start, end }),
         }
     }
-    left
+    mapped
 }
 
 /// Returns the new position of an index after the removal of ordered `ranges` before it.

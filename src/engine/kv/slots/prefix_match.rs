@@ -4,7 +4,7 @@ use super::common_chunks::common_chunks;
 use super::{KvSlots, SlotState};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory, align};
 use crate::engine::kv::host_cache::{CachedState, MIN_STATE_TOKENS};
-use crate::engine::kv::prompt::{PromptView, SlotChoice, StateKey};
+use crate::engine::kv::prompt::{ExpectedPrefix, PromptView, SlotChoice, StateKey};
 use crate::events::TokenId;
 use crate::model::{ShiftError, common_prefix};
 use std::cmp::Reverse;
@@ -85,10 +85,10 @@ impl KvSlots<'_> {
 
     /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the
     /// host cache, or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no
-    /// decode, up to `outputs_from`. The caller truncates the state to them.
-    pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
-        let own = self.match_own(index, prompt, outputs_from);
-        let source = self.choose_source(index, prompt, outputs_from, own.min(outputs_from));
+    /// decode, up to `must_decode_from`. The caller truncates the state to them.
+    pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, must_decode_from: usize) -> usize {
+        let own = self.match_own(index, prompt, must_decode_from);
+        let source = self.choose_source(index, prompt, must_decode_from, own.min(must_decode_from));
         let replaced = if self.loses_state(index, own, &source) { self.save_for_host_cache(index) } else { None };
         let mut matched = match source {
             StateSource::Own => own,
@@ -114,48 +114,54 @@ impl KvSlots<'_> {
         if prompt.needs_cells_in_order && !self.context.has_cells_in_order(index as i32) {
             matched = 0;
         }
-        matched.min(outputs_from)
+        matched.min(must_decode_from)
     }
 
-    /// Returns true if waiting for the slot `source` saves time: its run is decoding the first `expected` tokens of the
-    /// prompt, and a later copy of its state saves `min_saved` or more tokens compared with a start now.
+    /// Returns true if waiting for the `expected` prefix of the prompt saves time: a later copy of the state with it saves
+    /// `min_saved` or more tokens compared with a start now.
     pub fn should_await(
         &self,
         index: usize,
         prompt: PromptView<'_>,
-        outputs_from: usize,
-        (source, expected): (usize, usize),
+        must_decode_from: usize,
+        expected: ExpectedPrefix,
         min_saved: usize,
     ) -> bool {
         if !prompt.cache_prompt {
             return false;
         }
-        let own = self.match_own(index, prompt, outputs_from).min(outputs_from);
-        let max_known = expected.saturating_sub(min_saved);
-        let others = self.find_source(index, prompt, outputs_from, own, Some(source));
+        let own = self.match_own(index, prompt, must_decode_from).min(must_decode_from);
+        let max_known = expected.tokens.saturating_sub(min_saved);
+        let others = self.find_source(index, prompt, must_decode_from, own, Some(expected.slot));
         others.map_or(own, |(_, usable)| usable) <= max_known
-            && is_worth_copying(expected, own, expected)
-            && self.find_in_host_cache(prompt, outputs_from, max_known).is_none()
+            && is_worth_copying(expected.tokens, own, expected.tokens)
+            && self.find_in_host_cache(prompt, must_decode_from, max_known).is_none()
     }
 
     /// Returns the number of tokens at the start that the prompt has in common with the slot's own state, or fewer if the
-    /// state cannot be cut there. `outputs_from` is the first token that must be decoded.
-    fn match_own(&self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
+    /// state cannot be cut there. `must_decode_from` is the first token that must be decoded.
+    fn match_own(&self, index: usize, prompt: PromptView<'_>, must_decode_from: usize) -> usize {
         let slot = &self.slots[index];
         if !prompt.cache_prompt || slot.key() != prompt.key {
             return 0;
         }
         let matched = common_prefix(&slot.tokens, prompt.tokens);
-        let kept = matched.min(outputs_from);
+        let kept = matched.min(must_decode_from);
         let usable = if kept < slot.tokens.len() { self.context.usable_prefix(index as i32, kept) } else { kept };
         if usable < kept { usable } else { matched }
     }
 
     /// Chooses the state with the most usable tokens for the prompt. `own` tokens of the slot's own state are usable.
-    fn choose_source(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize, own: usize) -> StateSource {
-        let slot = self.find_source(index, prompt, outputs_from, own, None);
+    fn choose_source(
+        &mut self,
+        index: usize,
+        prompt: PromptView<'_>,
+        must_decode_from: usize,
+        own: usize,
+    ) -> StateSource {
+        let slot = self.find_source(index, prompt, must_decode_from, own, None);
         let known = slot.map_or(own, |(_, usable)| usable);
-        let cached = self.find_in_host_cache(prompt, outputs_from, known).and_then(|at| self.host_cache.take(at));
+        let cached = self.find_in_host_cache(prompt, must_decode_from, known).and_then(|at| self.host_cache.take(at));
         match (cached, slot) {
             (Some(entry), _) => StateSource::Cached(Box::new(entry)),
             (None, Some((source, _))) => StateSource::Slot(source),
@@ -177,7 +183,7 @@ impl KvSlots<'_> {
         &self,
         index: usize,
         prompt: PromptView<'_>,
-        outputs_from: usize,
+        must_decode_from: usize,
         known: usize,
         except: Option<usize>,
     ) -> Option<(usize, usize)> {
@@ -186,7 +192,7 @@ impl KvSlots<'_> {
         }
         let usable = |source: usize| {
             let cached = &self.slots[source].tokens;
-            let keep = common_prefix(cached, &prompt.tokens[..outputs_from]);
+            let keep = common_prefix(cached, &prompt.tokens[..must_decode_from]);
             self.context.usable_prefix_of_saved(cached.len(), self.context.metadata(source as i32), keep)
         };
         (0..self.slots.len())
@@ -198,10 +204,10 @@ impl KvSlots<'_> {
 
     /// Returns the state in the host cache with the most usable tokens for the prompt, if it saves time compared with
     /// using `known` tokens of another state.
-    fn find_in_host_cache(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
+    fn find_in_host_cache(&self, prompt: PromptView<'_>, must_decode_from: usize, known: usize) -> Option<usize> {
         let usable_prefix =
             |entry: &CachedState, keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.metadata, keep);
-        let tokens = &prompt.tokens[..outputs_from];
+        let tokens = &prompt.tokens[..must_decode_from];
         prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.key, known, usable_prefix)).flatten()
     }
 

@@ -81,8 +81,10 @@ impl KvSlots<'_> {
         }
         match self.context.remove_ranges(index as i32, tokens as u32, &[keep as u32..end as u32]) {
             Ok(left) => {
-                self.slots[index].tokens.drain(keep..end);
-                self.slots[index].history.remove_ranges(&[keep..end]);
+                let slot = &mut self.slots[index];
+                slot.tokens.drain(keep..end);
+                slot.history.remove_ranges(&[keep..end]);
+                slot.processed = slot.processed.min(slot.tokens.len());
                 Ok(left as usize)
             }
             Err(ShiftError::NotRemovable(reason)) => Err(SlotError::NotRemovable(reason)),

@@ -28,6 +28,17 @@ pub(super) enum CallProgress {
     Failed(usize),
 }
 
+/// The text of an answer that contains a call, and the context for parsing it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallText<'a> {
+    pub(super) answer_format: &'a AnswerFormat,
+    /// Form of the call.
+    pub(super) form: &'a CallForm,
+    /// The whole text so far.
+    pub(super) text: &'a str,
+    pub(super) text_end: TextEnd,
+}
+
 /// The result of a search in incomplete text.
 pub(super) enum PartialMatch<T> {
     Found(T),
@@ -44,12 +55,8 @@ pub(super) fn skip_space(text: &str, at: usize) -> usize {
 }
 
 /// Parses the name at `from` and the pattern after it. Returns the name and the end of the pattern.
-pub(super) fn parse_name<'t>(
-    pattern: &Pattern,
-    text: &'t str,
-    from: usize,
-    text_end: TextEnd,
-) -> PartialMatch<(&'t str, usize)> {
+pub(super) fn parse_name<'t>(call: CallText<'t>, from: usize, pattern: &Pattern) -> PartialMatch<(&'t str, usize)> {
+    let CallText { text, text_end, .. } = call;
     let rest = &text[from..];
     let run = rest.bytes().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len());
     if run == 0 || run > MAX_NAME {
@@ -128,66 +135,47 @@ impl CallParser {
         self.sent
     }
 
-    /// Continues parsing in `text`. Adds the changes of the message to `output`, and returns the progress of the call.
-    pub(super) fn parse(
-        &mut self,
-        answer_format: &AnswerFormat,
-        form: &CallForm,
-        text: &str,
-        text_end: TextEnd,
-        output: &mut AnswerOutput,
-    ) -> CallProgress {
+    /// Continues parsing. Adds the changes of the message to `output`, and returns the progress of the call.
+    pub(super) fn parse(&mut self, call: CallText<'_>, output: &mut AnswerOutput) -> CallProgress {
         let calls = output.message.calls.len();
-        let progress = self.parse_state(answer_format, form, text, text_end, output);
+        let progress = self.parse_state(call, output);
         self.sent |= output.message.calls.len() > calls;
-        match (progress, text_end) {
-            (CallProgress::More, TextEnd::Cut) if self.sent => CallProgress::Done(text.len()),
-            (CallProgress::More, TextEnd::Complete | TextEnd::Cut) => CallProgress::Failed(text.len()),
+        match (progress, call.text_end) {
+            (CallProgress::More, TextEnd::Cut) if self.sent => CallProgress::Done(call.text.len()),
+            (CallProgress::More, TextEnd::Complete | TextEnd::Cut) => CallProgress::Failed(call.text.len()),
             _ => progress,
         }
     }
 
-    fn parse_state(
-        &mut self,
-        answer_format: &AnswerFormat,
-        form: &CallForm,
-        text: &str,
-        text_end: TextEnd,
-        output: &mut AnswerOutput,
-    ) -> CallProgress {
+    fn parse_state(&mut self, call: CallText<'_>, output: &mut AnswerOutput) -> CallProgress {
         match &mut self.state {
-            CallState::Json(object) => object.parse(answer_format, text, output),
-            CallState::Named(None) => match self.parse_name_and_arguments_start(answer_format, form, text, text_end) {
+            CallState::Json(object) => object.parse(call, output),
+            CallState::Named(None) => match self.parse_name_and_arguments_start(call) {
                 PartialMatch::More => CallProgress::More,
                 PartialMatch::No => CallProgress::Failed(self.from),
                 PartialMatch::Found((name, brace)) => {
                     output.begin_call(name);
                     let mut arguments = Arguments { scanner: Scanner::new(), from: brace, at: brace };
-                    let progress = arguments.parse(text, output);
+                    let progress = arguments.parse(call.text, output);
                     self.state = CallState::Named(Some(arguments));
                     progress
                 }
             },
-            CallState::Named(Some(arguments)) => arguments.parse(text, output),
-            CallState::Tagged(tagged) => tagged.parse(answer_format, form, text, text_end, output),
-            CallState::MemberList(members) => members.parse(text, text_end, output),
-            CallState::Code => parse_code(answer_format, text, self.from, text_end, output),
+            CallState::Named(Some(arguments)) => arguments.parse(call.text, output),
+            CallState::Tagged(tagged) => tagged.parse(call, output),
+            CallState::MemberList(members) => members.parse(call, output),
+            CallState::Code => parse_code(call, self.from, output),
         }
     }
 
     /// Parses the name of the function. Returns it and the byte where the arguments start.
-    fn parse_name_and_arguments_start<'t>(
-        &self,
-        answer_format: &AnswerFormat,
-        form: &CallForm,
-        text: &'t str,
-        text_end: TextEnd,
-    ) -> PartialMatch<(&'t str, usize)> {
+    fn parse_name_and_arguments_start<'t>(&self, call: CallText<'t>) -> PartialMatch<(&'t str, usize)> {
+        let CallText { answer_format, form, text, .. } = call;
         let CallShape::Named { middle } = &form.shape else { return PartialMatch::No };
         if self.bare && !starts_with_bare_name(answer_format, &text[self.from..]) {
             return PartialMatch::No;
         }
-        match parse_name(middle, text, self.from, text_end) {
+        match parse_name(call, self.from, middle) {
             PartialMatch::Found((name, end)) => {
                 let brace = skip_space(text, end);
                 match text.as_bytes().get(brace) {
@@ -240,13 +228,8 @@ fn starts_with_bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
 }
 
 /// Parses Llama's built-in tools: `name.call(key="value")`, or code for a tool that runs it.
-fn parse_code(
-    answer_format: &AnswerFormat,
-    text: &str,
-    from: usize,
-    text_end: TextEnd,
-    output: &mut AnswerOutput,
-) -> CallProgress {
+fn parse_code(call: CallText<'_>, from: usize, output: &mut AnswerOutput) -> CallProgress {
+    let CallText { answer_format, text, text_end, .. } = call;
     if !text_end.is_final() {
         return CallProgress::More;
     }

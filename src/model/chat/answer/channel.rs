@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::ops::Range;
 
 pub(in crate::model::chat) const START: &str = "<|start|>";
-pub(in crate::model::chat) const CHANNEL: &str = "<|channel|>";
+const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const END: &str = "<|end|>";
 const CALL: &str = "<|call|>";
@@ -24,8 +24,10 @@ pub(in crate::model::chat) const MARKERS: [&str; 7] = [START, CHANNEL, MESSAGE, 
 /// The markers that end a message; the first three are part of it.
 const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 
+/// The text before a recipient.
+const RECIPIENT: &str = "to=";
 /// The continuation of a header that the prompt started.
-const RECIPIENT: &str = " to=";
+const CONTINUATION: &str = " to=";
 
 /// Maximum length of a header.
 const MAX_HEADER: usize = 500;
@@ -51,11 +53,16 @@ enum ChannelMessage {
     Reasoning,
     Text,
     Call {
+        /// Start of the part of the header that makes it a call.
+        from: usize,
         scanner: Scanner,
         complete: bool,
     },
     /// A call beyond the permitted number.
-    Suppressed,
+    Suppressed {
+        /// Start of the part of the header that makes it a call.
+        from: usize,
+    },
 }
 
 impl ChannelParser {
@@ -84,6 +91,18 @@ impl ChannelParser {
         self.reasoning_ranges.iter().cloned().chain(open.map(|body| body.header..end)).collect()
     }
 
+    /// Returns the end of the text that cannot be part of a call. In a call or an incomplete header, it is the start of
+    /// the part of the header that makes it a call.
+    pub(super) fn unsent_from(&self, text: &str) -> usize {
+        match &self.body {
+            None => self.at + call_start(&text[self.at..]),
+            Some(Body { message: ChannelMessage::Call { from, .. } | ChannelMessage::Suppressed { from }, .. }) => {
+                *from
+            }
+            Some(_) => self.at,
+        }
+    }
+
     fn parse_header(
         &mut self,
         answer_format: &AnswerFormat,
@@ -97,7 +116,7 @@ impl ChannelParser {
         }
         let begins = |marker: &str| rest.starts_with(marker) || (!text_end.is_final() && marker.starts_with(rest));
         // The prompt contains the start of the first message's header.
-        let continues = self.at == 0 && begins(RECIPIENT);
+        let continues = self.at == 0 && begins(CONTINUATION);
         if !begins(START) && !begins(CHANNEL) && !continues {
             // Text without a header, e.g. forced by a mod.
             self.body = Some(Body { header: self.at, message: ChannelMessage::Text });
@@ -112,7 +131,7 @@ impl ChannelParser {
                 self.at = text.len();
                 return false;
             }
-            let markers = [START, CHANNEL, RECIPIENT];
+            let markers = [START, CHANNEL, CONTINUATION];
             let marker = markers.into_iter().find(|marker| rest.starts_with(marker)).unwrap_or_default();
             let from = self.at;
             self.at += marker.len().min(rest.len());
@@ -122,18 +141,20 @@ impl ChannelParser {
         };
         let header = &rest[..len];
         let header_from = self.at;
+        let call_from = header_from + call_start(header);
         let mut from = self.at + len + MESSAGE.len();
-        let recipient = header.split("to=").nth(1).map(|rest| rest.split(['<', ' ', '\n']).next().unwrap_or_default());
+        let recipient =
+            header.split(RECIPIENT).nth(1).map(|rest| rest.split(['<', ' ', '\n']).next().unwrap_or_default());
         let recipient = recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)).filter(|n| !n.is_empty());
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
         let parses_calls = !answer_format.tools.is_empty();
         let message = match recipient {
             Some(_) if parses_calls && answer_format.single && !output.message.calls.is_empty() => {
-                ChannelMessage::Suppressed
+                ChannelMessage::Suppressed { from: call_from }
             }
             Some(name) if parses_calls => {
                 output.begin_call(name);
-                ChannelMessage::Call { scanner: Scanner::new(), complete: false }
+                ChannelMessage::Call { from: call_from, scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
                 // The client offered no functions: the call stays text.
@@ -176,15 +197,17 @@ impl ChannelParser {
         let upto = match end {
             Some((at, _)) => at,
             None if text_end.is_final() => rest.len(),
-            None => len_before_partial_marker(rest, &ENDS),
+            None => len_before_partial_marker(rest, ENDS),
         };
         let part = &rest[..upto];
         let mut retracted = false;
         match &mut body.message {
             ChannelMessage::Reasoning => output.push_reasoning(part),
             ChannelMessage::Text => output.push_content(part),
-            ChannelMessage::Suppressed => {}
-            ChannelMessage::Call { scanner, complete } => retracted = !parse_arguments(scanner, complete, part, output),
+            ChannelMessage::Suppressed { .. } => {}
+            ChannelMessage::Call { scanner, complete, .. } => {
+                retracted = !parse_arguments(scanner, complete, part, output);
+            }
         }
         self.at += upto;
         let ended = end.is_some() || text_end.is_final();
@@ -201,6 +224,7 @@ impl ChannelParser {
         }
         if retracted {
             output.retract_call();
+            output.malformed_calls += 1;
             output.push_content(&text[body.header..self.at]);
             body.message = ChannelMessage::Text;
             return true;
@@ -217,6 +241,14 @@ impl ChannelParser {
         }
         false
     }
+}
+
+/// Returns the position in a header from which a call may differ from other messages: before its recipient or after the
+/// marker of its channel, whichever is first; the start of a header that has neither.
+fn call_start(header: &str) -> usize {
+    let channel = header.find(CHANNEL).map(|at| at + CHANNEL.len());
+    let recipient = header.find(RECIPIENT).map(|at| header[..at].trim_end().len());
+    recipient.into_iter().chain(channel).min().unwrap_or(0)
 }
 
 /// Parses the next part of the arguments; returns false if they cannot become a JSON object.

@@ -1,9 +1,9 @@
 //! Parser of a call as a list of members: `name{key:value}` with strings in the family's quotes, or Python's
 //! `name(key=value)`. A member is sent when it is complete.
 
-use super::call::{CallProgress, PartialMatch, parse_name, skip_space};
+use super::call::{CallProgress, CallText, PartialMatch, parse_name, skip_space};
+use super::literals;
 use super::output::AnswerOutput;
-use super::{TextEnd, literals};
 use crate::model::chat::pattern::{Pattern, PatternMatch, match_literal};
 
 /// Maximum nesting.
@@ -71,10 +71,11 @@ impl MemberListParser {
         }
     }
 
-    pub(super) fn parse(&mut self, text: &str, text_end: TextEnd, output: &mut AnswerOutput) -> CallProgress {
+    pub(super) fn parse(&mut self, call: CallText<'_>, output: &mut AnswerOutput) -> CallProgress {
+        let CallText { text, text_end, .. } = call;
         if !self.named {
             let pattern = Pattern::new(&self.open.to_string());
-            match parse_name(&pattern, text, self.at, text_end) {
+            match parse_name(call, self.at, &pattern) {
                 PartialMatch::Found((name, end)) => {
                     output.begin_call(name);
                     self.named = true;

@@ -150,11 +150,11 @@ impl TextEnd {
 }
 
 /// Returns the length of the start of the text that cannot be part of an incomplete marker at its end.
-fn len_before_partial_marker(text: &str, markers: &[&str]) -> usize {
-    let partial = |marker: &&str| {
+fn len_before_partial_marker<'m>(text: &str, markers: impl IntoIterator<Item = &'m str>) -> usize {
+    let partial = |marker: &str| {
         (1..marker.len()).rev().find(|&len| marker.is_char_boundary(len) && text.ends_with(&marker[..len])).unwrap_or(0)
     };
-    text.len() - markers.iter().map(partial).max().unwrap_or(0)
+    text.len() - markers.into_iter().map(partial).max().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Search for the next call after a marker or after another call.
 
 use super::TextEnd;
-use super::call::{PartialMatch, is_name_byte, skip_space};
+use super::call::{CallText, PartialMatch, is_name_byte, skip_space};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
 use crate::model::chat::syntax::{CallForm, CallShape};
 
@@ -29,7 +29,8 @@ pub(super) struct BlockPosition {
 }
 
 /// Finds the next call of a block from a position on.
-pub(super) fn find_next_call(form: &CallForm, text: &str, from: BlockPosition, text_end: TextEnd) -> NextCall {
+pub(super) fn find_next_call(call: CallText<'_>, from: BlockPosition) -> NextCall {
+    let CallText { form, text, text_end, .. } = call;
     let BlockPosition { at, after_call, list } = from;
     let mut search = Search {
         form,

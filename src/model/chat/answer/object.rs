@@ -1,7 +1,7 @@
 //! Parser of a call that is an object with name and arguments.
 
 use super::AnswerFormat;
-use super::call::CallProgress;
+use super::call::{CallProgress, CallText};
 use super::json::{ByteEffect, Scanner};
 use super::output::AnswerOutput;
 use crate::model::chat::syntax::CallShape;
@@ -68,12 +68,8 @@ impl ObjectParser {
         }
     }
 
-    pub(super) fn parse(
-        &mut self,
-        answer_format: &AnswerFormat,
-        text: &str,
-        output: &mut AnswerOutput,
-    ) -> CallProgress {
+    pub(super) fn parse(&mut self, call: CallText<'_>, output: &mut AnswerOutput) -> CallProgress {
+        let CallText { answer_format, text, .. } = call;
         for byte in text[self.at..].bytes() {
             let Ok(effect) = self.scanner.push(byte) else { return CallProgress::Failed(self.at) };
             let here = self.at;

@@ -8,6 +8,8 @@ use std::fmt::Display;
 #[derive(Debug, Default)]
 pub(super) struct AnswerOutput {
     pub(super) message: AnswerMessage,
+    /// Number of calls, each introduced by a marker, that could not be parsed and became text.
+    pub(super) malformed_calls: usize,
     deltas: Vec<AnswerDelta>,
 }
 

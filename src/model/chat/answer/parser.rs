@@ -135,20 +135,22 @@ impl AnswerParser {
         }
     }
 
-    /// Returns the position after the sent text: in a block of calls, the end of the last complete call; otherwise the
-    /// start of text that may become a marker.
+    /// Returns the position after the sent text: in a block of calls, the end of the last complete call; in a call on a
+    /// channel, the start of the part of its header that makes it a call; otherwise the start of text that may become a
+    /// marker.
     #[must_use]
     pub fn unsent_from(&self) -> usize {
         match &self.state {
             State::Block(block) => block.unsent_from(),
+            State::Channels(channels) => channels.unsent_from(&self.text),
             _ => self.at,
         }
     }
 
-    /// Returns true inside or directly before a call that a marker introduced.
+    /// Returns the number of calls, each introduced by a marker, that could not be parsed and became text.
     #[must_use]
-    pub fn is_in_marked_call(&self) -> bool {
-        matches!(&self.state, State::Block(block) if block.is_in_marked_call())
+    pub fn malformed_calls(&self) -> usize {
+        self.output.malformed_calls
     }
 
     /// Parses as much text as possible. The function of each state returns true if it made progress, and false if it
@@ -219,7 +221,7 @@ impl AnswerParser {
         let upto = if text_end.is_final() {
             self.text.len()
         } else {
-            search + len_before_partial_marker(&self.text[search..], &[close])
+            search + len_before_partial_marker(&self.text[search..], [close.as_str()])
         };
         let sent = if text_end.is_final() { upto } else { self.without_blank(upto) };
         self.output.push_reasoning(&self.text[self.at..sent]);
@@ -261,8 +263,11 @@ impl AnswerParser {
             .iter()
             .filter_map(|marker| rest.find(&marker.text).map(|at| (search + at, marker.text.len(), marker.form)))
             .min_by_key(|&(at, len, form)| (at, std::cmp::Reverse(len), form));
-        let texts: Vec<&str> = self.markers.iter().map(|marker| marker.text.as_str()).collect();
-        let upto = if text_end.is_final() { self.text.len() } else { search + len_before_partial_marker(rest, &texts) };
+        let upto = if text_end.is_final() {
+            self.text.len()
+        } else {
+            search + len_before_partial_marker(rest, self.markers.iter().map(|marker| marker.text.as_str()))
+        };
         // Another marker may start earlier, or be longer.
         if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
             if let Some(form) = form {

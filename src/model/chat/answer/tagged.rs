@@ -2,11 +2,11 @@
 
 mod value_type;
 
-use super::call::{CallProgress, MAX_NAME, PartialMatch, parse_name, skip_space};
+use super::call::{CallProgress, CallText, MAX_NAME, PartialMatch, parse_name, skip_space};
 use super::output::AnswerOutput;
 use super::{AnswerFormat, TextEnd, len_before_partial_marker, literals};
 use crate::model::chat::pattern::{PatternMatch, Placeholder, match_literal};
-use crate::model::chat::syntax::{CallForm, CallShape, Tags};
+use crate::model::chat::syntax::{CallShape, Tags};
 use serde_json::{Map, Value};
 use value_type::{ArgumentsSchema, ValueType, container_schema, unclosed_string};
 
@@ -47,17 +47,11 @@ impl TaggedParser {
         Self { at, name: None, count: 0, open: None }
     }
 
-    pub(super) fn parse(
-        &mut self,
-        answer_format: &AnswerFormat,
-        form: &CallForm,
-        text: &str,
-        text_end: TextEnd,
-        output: &mut AnswerOutput,
-    ) -> CallProgress {
+    pub(super) fn parse(&mut self, call: CallText<'_>, output: &mut AnswerOutput) -> CallProgress {
+        let CallText { answer_format, form, text, text_end } = call;
         let CallShape::Tagged(tags) = &form.shape else { return CallProgress::Failed(self.at) };
         if self.name.is_none() {
-            match parse_name(&tags.after_name, text, self.at, text_end) {
+            match parse_name(call, self.at, &tags.after_name) {
                 PartialMatch::Found((name, end)) => {
                     output.begin_call(name);
                     self.name = Some(name.to_owned());
@@ -69,7 +63,7 @@ impl TaggedParser {
         }
         loop {
             if self.open.is_none() {
-                match self.open_argument(form, tags, text, text_end) {
+                match self.open_argument(call, tags) {
                     PartialMatch::Found(true) => {}
                     PartialMatch::Found(false) => {
                         output.end_members(self.count);
@@ -82,7 +76,7 @@ impl TaggedParser {
             let Some(argument) = &mut self.open else { return CallProgress::More };
             let Some(end) = argument.find_end(text, tags) else {
                 if text_end == TextEnd::Cut {
-                    self.emit_cut(answer_format, tags, text, output);
+                    self.emit_cut(call, tags, output);
                 }
                 return CallProgress::More;
             };
@@ -98,7 +92,8 @@ impl TaggedParser {
     }
 
     /// Consumes the start of the next argument. Returns `Found(false)` at the end of the call.
-    fn open_argument(&mut self, form: &CallForm, tags: &Tags, text: &str, text_end: TextEnd) -> PartialMatch<bool> {
+    fn open_argument(&mut self, call: CallText<'_>, tags: &Tags) -> PartialMatch<bool> {
+        let CallText { form, text, text_end, .. } = call;
         self.at = skip_space(text, self.at);
         let start = self.at;
         let rest = &text[start..];
@@ -141,10 +136,11 @@ impl TaggedParser {
     }
 
     /// Sends the incomplete value of an answer that a limit ended. A text becomes an unclosed string.
-    fn emit_cut(&mut self, answer_format: &AnswerFormat, tags: &Tags, text: &str, output: &mut AnswerOutput) {
+    fn emit_cut(&mut self, call: CallText<'_>, tags: &Tags, output: &mut AnswerOutput) {
+        let CallText { answer_format, text, .. } = call;
         let Some(argument) = self.open.take() else { return };
         let value = &text[argument.from..];
-        let value = &value[..len_before_partial_marker(value, &[argument.close.as_str()])];
+        let value = &value[..len_before_partial_marker(value, [argument.close.as_str()])];
         let written = strip_line_breaks(value, tags);
         let values = ValueParser::new(tags, answer_format, self.name.as_deref());
         let schema = values.arguments.argument(&argument.key);
@@ -217,7 +213,7 @@ fn strip_line_breaks<'t>(value: &'t str, tags: &Tags) -> &'t str {
 /// Returns the text of a value that starts with the delimiter of unparsed text and may be incomplete.
 fn cut_unparsed_text(written: &str) -> Option<&str> {
     let text = written.strip_prefix(CDATA.0)?;
-    Some(text.strip_suffix(CDATA.1).unwrap_or_else(|| &text[..len_before_partial_marker(text, &[CDATA.1])]))
+    Some(text.strip_suffix(CDATA.1).unwrap_or_else(|| &text[..len_before_partial_marker(text, [CDATA.1])]))
 }
 
 /// A parser of complete values in a call.

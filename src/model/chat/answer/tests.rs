@@ -243,6 +243,48 @@ fn header_started_by_the_prompt_continues() {
 }
 
 #[test]
+fn start_of_a_call_in_a_channel_is_known() {
+    let call = "<|channel|>commentary to=functions.add<|message|>{\"days\"";
+    for (text, unsent) in [
+        ("", ""),
+        ("<|start|>assistant t", "<|start|>assistant t"),
+        ("<|start|>assistant to=functions.add<|channel|>", " to=functions.add<|channel|>"),
+        (" to=functions", " to=functions"),
+        ("<|channel|>commentary t", "commentary t"),
+        (call, &call["<|channel|>".len()..]),
+        (&format!("{call}: 2}}<|call|>"), ""),
+        (&format!("{call}: days"), ""),
+        ("<|channel|>analysis<|message|>hm <|e", "<|e"),
+        ("<|channel|>final<|message|>to=functions.add", ""),
+    ] {
+        let mut parser = AnswerParser::new(Arc::new(answer_format(ModelFamily::Harmony)));
+        parser.push(text);
+        assert_eq!(&text[parser.unsent_from()..], unsent, "{text}");
+    }
+}
+
+#[test]
+fn malformed_calls_are_counted() {
+    for (family, text, count) in [
+        (ModelFamily::Hermes, "say <tool_call> and </tool_call> <tool_call>{\"name\": \"add\" ", 2),
+        (ModelFamily::Llama3, "{\"name\": \"unknown\", \"parameters\": {}}", 0),
+        (ModelFamily::Harmony, "<|channel|>commentary to=functions.add<|message|>days: 1", 1),
+        (ModelFamily::Harmony, "<|channel|>commentary to=functions.add<|message|>{\"days\"", 1),
+    ] {
+        let mut parser = AnswerParser::new(Arc::new(answer_format(family)));
+        parser.push(text);
+        parser.finish();
+        assert_eq!(parser.malformed_calls(), count, "{text}");
+    }
+    for (family, text) in ANSWERS {
+        let mut parser = AnswerParser::new(Arc::new(AnswerFormat { single: true, ..answer_format(*family) }));
+        parser.push(text);
+        parser.finish();
+        assert_eq!(parser.malformed_calls(), 0, "{family:?}");
+    }
+}
+
+#[test]
 fn repeated_end_of_reasoning_is_not_text() {
     let whole = "<think>hm</think>\n</think>\n\nFive.";
     for cut in (0..whole.len()).filter(|&at| whole.is_char_boundary(at)) {

@@ -12,6 +12,8 @@ const MAX_DIMENSIONS: u32 = 4;
 const MAX_NAME_BYTES: u64 = 63;
 /// Maximum length of stored texts in bytes; longer ones are skipped. Most chat templates are shorter.
 const MAX_TEXT_BYTES: u64 = 1 << 16;
+/// llama.cpp's maximum number of layers, and so the maximum length of arrays with one number per layer.
+const MAX_LAYERS: u64 = 512;
 
 /// A metadata value as read.
 enum Value {
@@ -173,7 +175,7 @@ impl<F: Read + Seek> HeaderReader<F> {
         }))
     }
 
-    /// Reads an array and skips its entries.
+    /// Reads an array without storing its entries.
     fn array(&mut self, within: &str) -> Result<GgufArray, GgufError> {
         let kind = self.u32(within)?;
         let count = self.u64(within)?;
@@ -189,13 +191,23 @@ impl<F: Read + Seek> HeaderReader<F> {
                     let length = self.u64(within)?;
                     self.skip(length, within)?;
                 }
-                return Ok(GgufArray { count, texts_start });
+                return Ok(GgufArray { count, texts_start, maximum: None });
             }
             other => return Err(damaged(format!("{within} is an array of the unknown type {other}"))),
         };
         let bytes = count.checked_mul(width).ok_or_else(|| self.truncated(within))?;
-        self.skip(bytes, within)?;
-        Ok(GgufArray { count, texts_start: None })
+        self.check_remaining(count, width, within)?;
+        if !matches!(kind, 4 | 5) || count > MAX_LAYERS {
+            self.skip(bytes, within)?;
+            return Ok(GgufArray { count, texts_start: None, maximum: None });
+        }
+        let mut maximum = None;
+        for _ in 0..count {
+            let number = self.u32(within)?;
+            // Negative entries of a signed array are no counts.
+            maximum = maximum.max(Some(number).filter(|_| kind == 4 || i32::try_from(number).is_ok()));
+        }
+        Ok(GgufArray { count, texts_start: None, maximum })
     }
 
     /// Reads a text of up to `max` bytes; a longer one is skipped.

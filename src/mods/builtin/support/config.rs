@@ -24,6 +24,8 @@ pub fn schema(required: &[&str], properties: Value) -> Value {
 /// The field that is unknown, missing or invalid, and what is expected.
 pub fn parse<T: DeserializeOwned>(factory: &dyn ModFactory, config: &Value) -> Result<T, String> {
     let schema = factory.describe().schema;
+    #[cfg(test)]
+    tests::assert_same_fields::<T>(&schema);
     let mut fields = schema_check::known_fields(config, &schema)?;
     fields.retain(|_, value| !value.is_null());
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -58,9 +60,61 @@ fn normalize_integers(value: &mut Value, schema: &Value) {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{parse, schema};
     use crate::mods::builtin::{retry_low_confidence::RetryLowConfidence, tool_guard::ToolGuard};
+    use serde::de::value::Error;
+    use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
+    use serde::forward_to_deserialize_any;
     use serde_json::{Value, json};
+    use std::collections::BTreeSet;
+
+    /// A deserializer that stores the field names of a struct.
+    #[derive(Default)]
+    struct FieldNames(Option<&'static [&'static str]>);
+
+    impl<'de> Deserializer<'de> for &mut FieldNames {
+        type Error = Error;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Error> {
+            Err(Error::custom("not a struct"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Error> {
+            self.0 = Some(fields);
+            Err(Error::custom("only the names are read"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    /// Checks that a schema has the properties that are fields of the type, if the type is a struct.
+    pub(super) fn assert_same_fields<T: DeserializeOwned>(schema: &Value) {
+        let mut names = FieldNames::default();
+        let _ = T::deserialize(&mut names);
+        let Some(fields) = names.0 else { return };
+        let fields: BTreeSet<&str> = fields.iter().copied().collect();
+        let properties: BTreeSet<&str> = schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(fields, properties, "{}", std::any::type_name::<T>());
+    }
+
+    #[test]
+    #[should_panic(expected = "Fields")]
+    fn missing_property_is_found() {
+        #[derive(serde::Deserialize)]
+        struct Fields {
+            _known: bool,
+            _unknown: bool,
+        }
+        assert_same_fields::<Fields>(&schema(&[], json!({"_known": {"type": "boolean"}})));
+    }
 
     #[test]
     fn missing_fields_have_the_defaults_of_the_schema() {

@@ -3,6 +3,7 @@
 use super::answer_text::AnswerText;
 use super::sequence::SequenceDelta;
 use crate::mods::Call;
+use memchr::memmem;
 
 /// State of an answer: before, within or after reasoning. Reasoning is at the beginning of an answer; in a family with
 /// channels, an answer can have several reasoning parts.
@@ -119,8 +120,7 @@ impl ReasoningState {
                 }
                 _ => {
                     let start = from.max((self.checked_bytes + 1).saturating_sub(marker.len()));
-                    let at = text[start..].windows(marker.len()).position(|window| window == marker.as_slice());
-                    at.map(|at| start + at + marker.len())
+                    memmem::find(&text[start..], marker).map(|at| start + at + marker.len())
                 }
             };
             let Some(end) = found else { break };
@@ -143,7 +143,7 @@ mod tests {
     use crate::model::chat::family::ModelFamily;
     use crate::mods::builtin::support::answer_text::AnswerText;
     use crate::mods::builtin::support::sequence::SequenceDelta;
-    use crate::mods::builtin::testing::run;
+    use crate::mods::builtin::testing::{run, run_of};
     use crate::mods::{Call, CallEvent, RunView};
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -182,11 +182,7 @@ mod tests {
 
     #[test]
     fn answer_with_channels_has_several_reasoning_parts() {
-        let mut view = (*run()).clone();
-        let mut answer_format = (*view.answer_format).clone();
-        answer_format.syntax = ModelFamily::Harmony.syntax().into();
-        view.answer_format = answer_format.into();
-        let run = Arc::new(view);
+        let run = run_of(ModelFamily::Harmony);
         let (mut reasoning, mut answer) = begin(&run);
         apply(&mut reasoning, &mut answer, &run, 0, "<|channel|>analysis<|message|>abc");
         assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(answer.token_count())), (true, 3));

@@ -1,26 +1,13 @@
 // The request that generates a run. A new one replaces the one before.
 import { base, errorOf, fetchUrl } from '../api.js';
 import { cancelRun } from '../cancel-run.js';
+import { readEvents } from '../sse.js';
 
-/**
- * Reads the response to its end, because a run pauses if its client does not read. The replay shows the text, so only errors
- * are of interest here.
- */
-async function readToEnd(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = '';
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    buffer += value;
-    const lines = buffer.split('\n');
-    buffer = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith('data: {')) continue;
-      const data = JSON.parse(line.slice(6));
-      if (data.error) throw new Error(data.error.message ?? 'The run failed.');
-    }
-  }
+/** Throws the error of an event. The replay shows the text of the others. */
+function checkEvent({ data }) {
+  if (!data.startsWith('{')) return;
+  const { error } = JSON.parse(data);
+  if (error) throw new Error(error.message ?? 'The run failed.');
 }
 
 /** Returns the status text at the end of a run. */
@@ -72,7 +59,7 @@ export class Generation {
     try {
       const response = await fetchUrl(base + path, {
         method: 'POST',
-        headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
+        headers: { 'Content-Type': 'application/json' },
         body: JSON.stringify(body),
         signal: active.controller.signal,
       });
@@ -86,7 +73,8 @@ export class Generation {
         });
       }
       onStatus('Generating…');
-      await readToEnd(response);
+      // To the end, because a run pauses if its client does not read.
+      await readEvents(response, checkEvent);
       if (isCurrent()) onStatus(status);
     } catch (error) {
       if (!isCurrent()) return;

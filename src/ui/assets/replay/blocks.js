@@ -3,7 +3,8 @@
 /**
  * Returns the roles of the positions of a prompt, `[{role, dim}]`. `spans` are the recorded spans of the messages, and `texts`
  * the texts of the tokens. The text of the chat template between two messages is dim; up to its first line end it belongs to
- * the message before it, and the rest to the one after it.
+ * the message before it, and its last line to the one after it. Lines between them, such as definitions of tools and messages
+ * without content, have the role `template`. The rest of the text before the answer belongs to the answer.
  */
 export function rolesOf(length, spans, texts) {
   const out = Array.from({ length }, () => ({ role: 'prompt', dim: false }));
@@ -30,10 +31,28 @@ export function rolesOf(length, spans, texts) {
         }
       }
     }
-    for (let k = i; k < end; k += 1) out[k].role = k < split ? before : after;
+    const last = after === 'answer' ? split : lastLine(texts, split, end);
+    for (let k = i; k < end; k += 1) out[k].role = k < split ? before : k < last ? 'template' : after;
     i = end;
   }
   return out;
+}
+
+/** Returns the index of the token that begins the last line with text in `start..end`, or `start` if there is none. */
+function lastLine(texts, start, end) {
+  let line = start;
+  let isLineStart = true;
+  let hasText = false;
+  for (let k = start; k < end; k += 1) {
+    const text = texts[k] ?? '';
+    if (isLineStart && text.trim()) {
+      if (hasText) line = k;
+      hasText = true;
+      isLineStart = false;
+    }
+    if (text.endsWith('\n')) isLineStart = true;
+  }
+  return line;
 }
 
 const ANSWER = { role: 'answer', dim: false };

@@ -1,7 +1,5 @@
 // The candidates of a step: the model's probabilities, their changes by mods, and the sampling stages that removed some. Pure.
-
-/** Returns the `details` of an event, or an empty object if it has none. */
-export const eventDetails = (event) => (event && typeof event.details === 'object' && event.details) || {};
+import { detailsOf, measurementsOf, movedOf } from './details.js';
 
 /**
  * Returns recorded candidates in any known format as `[{token, text, unnamed, prob}]`, highest first. `unnamed` is true if the
@@ -89,16 +87,18 @@ export function explainCandidates(entries) {
   const last = (type) => entries.findLast((e) => e.event.event_type === type);
   const forward = last('ForwardPass');
   const sampled = last('Sampled');
-  const model = parseCandidates(eventDetails(forward?.event).model ?? forward?.event.top_tokens);
-  const afterMods = parseCandidates(eventDetails(sampled?.event).after_mods);
-  const afterSampler = parseCandidates(eventDetails(sampled?.event).after_sampler);
-  const stages = Array.isArray(eventDetails(sampled?.event).stages) ? eventDetails(sampled.event).stages : [];
+  const { model: measuredModel = [] } = measurementsOf(forward?.event);
+  const measurements = measurementsOf(sampled?.event);
+  const model = parseCandidates(measuredModel.length ? measuredModel : forward?.event.top_tokens);
+  const afterMods = parseCandidates(measurements.after_mods);
+  const afterSampler = parseCandidates(measurements.after_sampler);
+  const { stages = [] } = measurements;
   const chosen = sampled?.event.sampled_token ?? null;
-  const editingCall = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
-  const moved = editingCall?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
+  const editingCall = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && !detailsOf(a).superseded));
+  const moved = editingCall?.actions.flatMap(movedOf) ?? [];
   const beforeStages = afterMods.length ? afterMods : model;
   const rows = mergedRows({ model, mods: afterMods, sampler: afterSampler }, chosen, sampled?.event.token_text);
-  const drafted = eventDetails(sampled?.event).drafted ?? null;
+  const drafted = measurements.drafted ?? null;
   const draft = drafted === null ? null : { isMatch: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
   const ranks = new Map(beforeStages.map((c, i) => [c.token, i + 1]));
   const isPartial = afterSampler.length > 0 && (stages.at(-1)?.left ?? 0) > afterSampler.length;

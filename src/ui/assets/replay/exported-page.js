@@ -16,7 +16,8 @@ async function showRun(root) {
   // The file does not contain the attention of the run.
   root.querySelector('[data-action=attention]').hidden = true;
   const replay = new Replay(root, '', { hooks: { images: () => ({ Images }) } });
-  replay.showLocal(new Fold(), await unpack(document.querySelector('[data-items]').textContent));
+  const items = document.querySelector('[data-items]');
+  replay.showLocal(new Fold({ hasSpecifiedActions: 'specifiedActions' in items.dataset }), await unpack(items.textContent));
   listenForShortcuts(['replay'], (action, key) => action !== 'attention' && replay.act(action, key));
 }
 

@@ -17,8 +17,12 @@ const MAX_LOADED_BRANCHES = 48;
 /** Maximum number of tokens of a branch whose tokens are loaded. */
 const MAX_TOKENS = 4000;
 
-/** Formats a number; the minus sign has the width of a digit. */
-const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits).replace('-', '−'));
+/** Formats a number; the minus sign has the width of a digit, and a number that is rounded to zero has none. */
+function fixed(x, digits = 2) {
+  if (x === null || x === undefined) return '–';
+  const text = x.toFixed(digits);
+  return text.replace('-', Number(text) === 0 ? '' : '−');
+}
 
 export class Family {
   section = h('section', { class: 'branches', 'aria-label': 'Branches and statistics' });
@@ -82,9 +86,10 @@ export class Family {
     this.#list.replaceChildren(...(count < 2
       ? [h('li', { class: 'hint' }, this.#notForkable ? `This run cannot be forked: ${this.#notForkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
       : this.#members.map((member) => this.#branchRow(member))));
-    const current = this.section.querySelector('[aria-current]');
-    // `scrollIntoView` would also scroll the page on small screens.
-    if (current) this.section.scrollTop += Math.max(0, current.getBoundingClientRect().bottom - this.section.getBoundingClientRect().bottom);
+    const current = this.#list.querySelector('[aria-current]');
+    if (!current) return;
+    // One of them scrolls, depending on the width. `scrollIntoView` would also scroll the page on small screens.
+    for (const box of [this.#list, this.section]) box.scrollTop += Math.max(0, current.getBoundingClientRect().bottom - box.getBoundingClientRect().bottom);
   }
 
   /** Shows started forks, whose data are a response of the API. A single fork is also shown beside the text. */

@@ -1,7 +1,8 @@
 // Converts the items of a live run to rows, in the same way as `src/trace/fold`, which explains the rules. The test cases in
 // `fixtures/folds` test both. The columns are typed arrays that grow. Pure.
 
-import { Step, detailsOf, labelOf, measurementsOf, shorten } from './items.js';
+import { detailsOf, measurementsOf } from './details.js';
+import { Step, labelOf, shorten } from './items.js';
 import { QuoteActions, isQuote, listedTokens } from './quote.js';
 import { EVENT_TYPES, FLAGS, NEVER } from './run-columns.js';
 import { TokenSequence, placeholderText, specialFlag } from './sequence.js';
@@ -30,6 +31,13 @@ export class Fold extends TokenSequence {
   #tokenUs = undefined;
   #errors = 0;
   #actions = 0;
+  #hasSpecifiedActions;
+
+  /** If the actions have the fields of the `/ingest` specification, the names of Quote's fields in their details have no meaning. */
+  constructor({ hasSpecifiedActions = false } = {}) {
+    super();
+    this.#hasSpecifiedActions = hasSpecifiedActions;
+  }
 
   /** The counts that the run list shows. */
   get counters() {
@@ -62,8 +70,9 @@ export class Fold extends TokenSequence {
     if (event.event_type === 'Prefilled') {
       this.#step = new Step();
       this.#tokenUs = us;
-      const { prompt } = measurements;
-      if (prompt) this.replacePrompt(prompt.tokens ?? [], prompt.texts ?? [], seq);
+      const { tokens = [], texts = [] } = measurements.prompt ?? {};
+      // Details of another engine may have a prompt without tokens.
+      if (tokens.length) this.replacePrompt(tokens, texts, seq);
       else this.replaceByUnknownPrompt(nonNegative(event.prompt_length), seq);
     } else if (event.event_type === 'ForwardPass') {
       this.#step.begin(event, measurements);
@@ -156,7 +165,7 @@ export class Fold extends TokenSequence {
     const suffix = details.superseded ? ' (superseded)' : '';
     this.#addMark('action', labelOf(action, details) + suffix, action.mod_call_sequence);
     if (details.superseded || this.#newest === null) return;
-    if (isQuote(type, details)) {
+    if (!this.#hasSpecifiedActions && isQuote(type, details)) {
       this.#quote.apply(type, details, { newest: this.#newest, callType: this.#callType, addedFrom: this.#addedFrom, step: this.#step });
       return;
     }

@@ -64,7 +64,7 @@ export class Heads {
   #build(shape) {
     this.#shape = shape;
     const layers = [...new Set(this.#stats.map((s) => s.layer))];
-    const header = (layer) => h('button', { type: 'button', role: 'rowheader', class: 'plain', tabindex: '-1', title: `Shade by the mean of layer ${layer}`, onclick: () => this.#onSelect(`layer:${layer}`) }, String(layer));
+    const header = (layer) => h('div', { role: 'rowheader' }, h('button', { type: 'button', class: 'plain', tabindex: '-1', title: `Shade by the mean of layer ${layer}`, onclick: () => this.#onSelect(`layer:${layer}`) }, String(layer)));
     this.#grid.setRows(layers.map(header), this.#stats.length / layers.length);
   }
 

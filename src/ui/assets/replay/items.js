@@ -1,4 +1,4 @@
-// Parts of items that the fold needs: measurements of events, details of actions, and the drawn token of a step. Pure.
+// Parts of items that the fold needs: the drawn token of a step, and labels of actions. Pure.
 
 /** Maximum characters of a label, and of a text that several tokens share. */
 const MAX_LABEL_CHARS = 80;
@@ -11,32 +11,6 @@ const isId = (value) => Number.isInteger(value);
 /** Limits the length of a label. */
 export function shorten(text) {
   return text.length <= MAX_LABEL_CHARS ? text : Array.from(text).slice(0, MAX_LABEL_CHARS).join('');
-}
-
-/** Returns the measurements of Thunder's engine at an event; empty for `details` of other engines. */
-export function measurementsOf(event) {
-  const d = event.details;
-  if (d === null || typeof d !== 'object' || Array.isArray(d)) return {};
-  const tokens = d.tokens === undefined ? [] : d.tokens;
-  if (!Array.isArray(tokens) || !tokens.every((t) => t && isId(t.token))) return {};
-  return { ...d, tokens };
-}
-
-/** Returns the fields of an action's `details` that the fold needs; they are empty if one of them has an unexpected type. */
-export function detailsOf(action) {
-  const d = action.details;
-  const none = { tokens: [], texts: [], removed: undefined, superseded: false, tokens_as_text: [] };
-  if (d === undefined || d === null || typeof d !== 'object' || Array.isArray(d)) return none;
-  const { tokens = [], texts = [], removed, superseded = false, backtrack_steps, token_count, tokens_as_text = [], tool_calls } = d;
-  const areTexts = (list) => Array.isArray(list) && list.every((text) => typeof text === 'string');
-  const isAbsentOr = (value, hasType) => value === undefined || value === null || hasType(value);
-  const haveTypes = Array.isArray(tokens) && tokens.every(isId) && areTexts(texts) && areTexts(tokens_as_text)
-    && isAbsentOr(removed, (n) => isId(n) && n >= 0) && isAbsentOr(backtrack_steps, isId) && isAbsentOr(token_count, isId)
-    && typeof superseded === 'boolean';
-  return haveTypes ? {
-    tokens, texts, removed: removed ?? undefined, superseded,
-    backtrack_steps: backtrack_steps ?? undefined, token_count: token_count ?? undefined, tokens_as_text, tool_calls,
-  } : none;
 }
 
 /** Returns the candidates in `top_tokens`, in the form of the ingest API or of Quote; other forms are ignored. */

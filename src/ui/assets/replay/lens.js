@@ -1,7 +1,8 @@
 // The logit lens of a step: the logits that each layer gives the recorded candidates.
 import { h } from '../dom.js';
-import { eventDetails, percent } from './candidates.js';
+import { percent } from './candidates.js';
 import { bucketOfShare } from './color.js';
+import { measurementsOf } from './details.js';
 import { displayText } from './glyphs.js';
 import { Grid } from './grid.js';
 
@@ -15,8 +16,8 @@ const isList = (list, isValid) => Array.isArray(list) && list.length > 0 && list
  * `{logit, share, rank}` in each layer. Shares are the softmax over the candidates of the model. Null without a valid lens. Pure.
  */
 export function lensOf(event) {
-  const { lens, model = event?.top_tokens } = eventDetails(event);
-  const { layers, logits } = lens ?? {};
+  const { model = event?.top_tokens } = measurementsOf(event);
+  const { layers, logits } = event?.details?.lens ?? {};
   if (!isList(layers, Number.isInteger) || !isList(logits, (row) => isList(row, Number.isFinite) && row.length === logits[0].length)) return null;
   const tokens = Array.isArray(model) ? model.slice(0, logits[0].length) : [];
   if (!isList(tokens, Boolean) || tokens.length !== logits[0].length || logits.length !== layers.length) return null;
@@ -70,7 +71,8 @@ export class Lens {
     })));
     this.#grid.setRows(shown.map((row) => h('div', { role: 'rowheader', class: row.chosen && 'chosen' }, nameOf(row))), layers.length);
     const interval = [1, 2, 5].find((every) => layers.length <= 10 * every) ?? 10;
-    this.#axis.replaceChildren(...['', ...layers.map((layer, i) => (i % interval ? '' : layer))].map((label) => h('div', { role: 'columnheader' }, label)));
+    this.#axis.replaceChildren(h('div', { role: 'columnheader', 'aria-label': 'Candidate' }),
+      ...layers.map((layer, i) => h('div', { role: 'columnheader', 'aria-label': `Layer ${layer}` }, i % interval ? '' : layer)));
     this.#grid.el.prepend(this.#axis);
     this.#grid.update((i) => this.#cells[i].classes);
   }

@@ -1,12 +1,18 @@
 // Elements for the mod calls of an event: their actions, log lines and exceptions.
 import { h, replaceContent } from '../dom.js';
-import { eventDetails, percent } from './candidates.js';
+import { percent } from './candidates.js';
+import { detailsOf, measurementsOf, movedOf } from './details.js';
 import { displayText } from './glyphs.js';
 
 const MAX_LOG_LINES = 60;
 /** Maximum tokens that are listed for an edit of logits. */
 const MAX_MOVED = 6;
-const duration = (ms) => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`);
+
+/** Returns the text of a duration in milliseconds; null if it is unknown or negative. Pure. */
+export function durationText(ms) {
+  if (!Number.isFinite(ms) || ms < 0) return null;
+  return ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`;
+}
 
 /**
  * Returns elements for the mod calls at event `e`, and for those with an effect at other events of its step. `entries` are those of the
@@ -17,7 +23,7 @@ export function modCalls(e, entries, go) {
   const hasEffect = ({ call, logs, actions }) => logs.length || call.exception_occurred || actions.some((action) => action.action_type !== 'Noop');
   const callsHere = calls.filter(({ event }) => event.sequence_order === e);
   const otherCalls = calls.filter((call) => call.event.sequence_order !== e && hasEffect(call));
-  const stoppedBy = entries.map(({ event }) => eventDetails(event).stopped_by).find(Boolean);
+  const stoppedBy = entries.map(({ event }) => measurementsOf(event).stopped_by).find(Boolean);
   return [
     stoppedBy ? h('p', {}, 'Stopped by ', h('code', {}, displayText(stoppedBy))) : '',
     h('h2', {}, 'Mods at this event'),
@@ -32,13 +38,13 @@ const eventButton = ({ call, event: { sequence_order: seq } }, go) => h('button'
 
 /** Returns the element of a mod call: its mod, the element of its event, duration, actions, log lines and exception. */
 function modCall({ call, logs, actions }, eventElement) {
-  const ms = call.execution_time_ms;
+  const duration = durationText(call.execution_time_ms);
   return h('div', { class: 'call' },
     h('div', { class: 'call-head' },
       h('b', {}, call.mod_name),
       eventElement,
-      Number.isFinite(ms) ? h('span', { class: 'hint num' }, duration(ms)) : null),
-    actions.map((action) => h('div', { class: `action${action.action_type === 'EmitError' ? ' failed' : ''}${action.details?.superseded ? ' superseded' : ''}` }, ...actionContent(action))),
+      duration && h('span', { class: 'hint num' }, duration)),
+    actions.map((action) => h('div', { class: `action${action.action_type === 'EmitError' ? ' failed' : ''}${detailsOf(action).superseded ? ' superseded' : ''}` }, ...actionContent(action))),
     logLines(logs),
     call.exception_occurred ? h('div', { class: 'action failed' }, call.exception_message ?? 'raised an exception',
       call.exception_traceback ? h('details', {}, h('summary', {}, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, call.exception_traceback)) : null) : null);
@@ -60,22 +66,22 @@ function logLines(logs) {
 /** Returns the description of an action, with a remark if another action superseded it. */
 function actionContent(action) {
   const content = actionDescription(action);
-  if (action.details?.superseded) content.push(' (an earlier mod’s action won)');
+  if (detailsOf(action).superseded) content.push(' (an earlier mod’s action won)');
   return content;
 }
 
 /** Returns the texts and elements that describe an action. */
 function actionDescription(action) {
-  const details = action.details ?? {};
-  const pieces = details.texts ?? details.tokens_as_text;
-  const text = Array.isArray(pieces) ? pieces.join('') : action.tokens_preview;
+  const { texts, tokens_as_text: quoteTexts, removed } = detailsOf(action);
+  const pieces = texts.length ? texts : quoteTexts;
+  const text = pieces.length ? pieces.join('') : action.tokens_preview;
   const quotedText = text ? [' ', h('code', {}, displayText(text.slice(0, 300)))] : [];
   switch (action.action_type) {
     case 'Noop': return [h('span', { class: 'hint' }, 'no change')];
     case 'Backtrack': {
-      const requested = details.clamped ? ` (requested ${action.backtrack_steps})` : '';
+      const requested = action.details?.clamped === true ? ` (requested ${action.backtrack_steps})` : '';
       const appended = action.backtrack_token_count ? [' and appended', ...quotedText] : [];
-      return [`Backtrack ${details.removed ?? action.backtrack_steps ?? ''}${requested}`, ...appended];
+      return [`Backtrack ${removed ?? action.backtrack_steps ?? ''}${requested}`, ...appended];
     }
     case 'ForceTokens': case 'ForceOutput': return [`${action.action_type} ${action.token_count ?? ''}`, ...quotedText];
     case 'AdjustedPrefill': {
@@ -84,9 +90,9 @@ function actionDescription(action) {
     }
     case 'AdjustedLogits': {
       const temperature = Number.isFinite(action.temperature) ? `, temperature ${action.temperature}` : '';
-      return [`Logits edited${temperature}`, ...movedTokens(details.moved)];
+      return [`Logits edited${temperature}`, ...movedTokens(movedOf(action))];
     }
-    case 'ToolCalls': return ['Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(action.tool_calls ?? details, null, 2))];
+    case 'ToolCalls': return ['Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(action.tool_calls ?? action.details ?? {}, null, 2))];
     case 'EmitError': return [`Error: ${action.error_message ?? ''}`];
     default: return [action.action_type];
   }
@@ -94,7 +100,7 @@ function actionDescription(action) {
 
 /** Returns a table of the tokens whose probabilities changed most, as a list, which is empty if they were not recorded. */
 function movedTokens(moved) {
-  if (!Array.isArray(moved) || !moved.length) return [];
+  if (!moved.length) return [];
   const row = ({ token, text, before, after }) => h('tr', {},
     h('th', { scope: 'row' }, displayText(text ?? `⟨${token}⟩`)), h('td', {}, percent(before)), h('td', {}, '→'), h('td', {}, percent(after)));
   return [h('table', { class: 'candidates' }, h('tbody', {}, moved.slice(0, MAX_MOVED).map(row)))];

@@ -3,6 +3,7 @@ import { base } from '../api.js';
 import { copyText, h, nextFrame, singleFlight, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
+import { parametersOf } from './details.js';
 import { Replay } from './replay.js';
 
 const root = document.querySelector('[data-replay]');
@@ -54,7 +55,7 @@ let family = null;
 let branch = null;
 
 /** Parameters of the recorded prompt. */
-let parameters = {};
+let parameters = { mods: [], steering: [] };
 
 /** The button that cancels the run, which is enabled while the run is active; null if the run had ended when the page was opened. */
 const cancelButton = document.querySelector('[data-action=cancel]');
@@ -78,7 +79,7 @@ const replay = new Replay(root, id, {
     changed: stateChanged,
     forked: (forks, change) => family?.forked(forks, change),
     prompt: (prompt) => {
-      parameters = prompt.parameters ?? {};
+      parameters = parametersOf(prompt);
       showParameters();
     },
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
@@ -131,8 +132,8 @@ function reportMissingEvent() {
 
 /** Shows what the run's summary lacks: the versions of the mods, and the control vectors. */
 function showParameters() {
-  linkMods(parameters.mods ?? []);
-  showSteering(parameters.steering ?? []);
+  linkMods(parameters.mods);
+  showSteering(parameters.steering);
 }
 
 /** Makes the names of the mods links to the versions that the run used. */
@@ -249,7 +250,14 @@ function act(action, key) {
       if (href) location.assign(href);
       return href ? true : clickLink('[data-again]');
     }
-    case 'escape': document.activeElement?.blur?.(); document.querySelector('details.more[open]')?.removeAttribute('open'); return true;
+    case 'escape': {
+      const menu = document.querySelector('details.more[open]');
+      if (menu) {
+        menu.open = false;
+        menu.querySelector('summary').focus();
+      } else document.activeElement?.blur?.();
+      return true;
+    }
     default: return replay.act(action, key);
   }
 }

@@ -4,6 +4,7 @@ import { base, runPath } from '../api.js';
 import { toast } from '../dom.js';
 import { Coloring, MIN_SURPRISE, MODES, surprise } from './color.js';
 import { Cursor } from './cursor.js';
+import { measurementsOf, parametersOf } from './details.js';
 import { Events } from './events.js';
 import { Search } from './find.js';
 import { ForkControls } from './forks.js';
@@ -97,10 +98,10 @@ export class Replay {
 
   /** Shows the recorded prompt of a Prefilled event: the roles of its messages, and its images. */
   #showPrompt(event) {
-    const prompt = event?.details?.prompt;
+    const { prompt } = measurementsOf(event);
     if (!prompt) return;
     this.#parts.text.setPrompt(prompt, event.sequence_order);
-    this.#parts.forks?.offerVectors(prompt.parameters?.steering ?? []);
+    this.#parts.forks?.offerVectors(parametersOf(prompt).steering);
     this.#hooks.prompt?.(prompt);
     if (!prompt.images?.length) return;
     const load = () => this.#hooks.images?.() ?? import('./images.js');

@@ -1,14 +1,16 @@
 //! Mods receive the same calls and change the same runs with and without drafts.
 
 use super::{compare, drafting_engine, looping_request, plain_engine, sampled_request};
-use crate::engine::{act_once, added_at, is_at, with_mod};
+use crate::engine::slow_clients::with_silent_mod;
+use crate::engine::{TestEngine, act_once, added_at, follow, is_at, with_mod};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use thunder::engine::SamplingParams;
-use thunder::events::{EventType, Fault, TokenId};
-use thunder::mods::{Action, LogitEdit};
+use thunder::events::{DraftUsage, EventType, Fault, TokenId};
+use thunder::mods::{Action, LogitEdit, Reply};
 
 /// The name and the action of a mod that acts once.
 type ModCase = (&'static str, Action);
@@ -63,6 +65,37 @@ async fn mods_have_the_same_effect_with_drafts() {
         assert!(accepted > 30, "{accepted}");
         assert_eq!(seen.load(Ordering::Relaxed), 2, "the mod must be called once on each engine");
     }
+}
+
+/// Runs a request whose mod replies late, and pauses the run during each call if `pauses` is true. Returns the drafts.
+async fn drafts_of_delayed_run(test_engine: &TestEngine, pauses: bool) -> DraftUsage {
+    let mut request = looping_request(40);
+    let pending_replies = with_silent_mod(&mut request, EventType::Added);
+    let generation = test_engine.engine.submit(request).await.unwrap();
+    let client = tokio::spawn(follow(generation.output));
+    while !client.is_finished() {
+        let reply = pending_replies.lock().unwrap().pop();
+        if let Some(reply) = reply {
+            if pauses {
+                generation.control.pause(Duration::from_hours(1)).await.unwrap();
+            }
+            reply.reply(Reply::default());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        if pauses {
+            // Fails after the last token.
+            let _ = generation.control.resume().await;
+        }
+    }
+    client.await.unwrap().1.finish.drafts
+}
+
+#[tokio::test]
+async fn pause_during_a_mod_call_keeps_the_draft() {
+    let test_engine = drafting_engine(1, false).await;
+    let expected = drafts_of_delayed_run(&test_engine, false).await;
+    assert!(expected.accepted > 5, "{expected:?}");
+    assert_eq!(drafts_of_delayed_run(&test_engine, true).await, expected);
 }
 
 /// A change that a mod makes at one of its calls.

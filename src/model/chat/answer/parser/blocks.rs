@@ -2,7 +2,7 @@
 
 use super::{AnswerParser, State};
 use crate::model::chat::answer::TextEnd;
-use crate::model::chat::answer::call::{CallParser, CallProgress, skip_space};
+use crate::model::chat::answer::call::{CallParser, CallProgress, CallText, skip_space};
 use crate::model::chat::answer::next_call::{BlockPosition, NextCall, find_next_call};
 use crate::model::chat::answer::output::AnswerOutput;
 use std::ops::Range;
@@ -32,11 +32,6 @@ impl Block {
     /// Creates a block with the form of this index. `from` is the start of the text if no call follows.
     pub(super) fn new(form: usize, from: usize, marker: Range<usize>) -> Self {
         Self { form, tried: 0, from, marker, last: None, list: false, parser: None, suppressed: false }
-    }
-
-    /// Returns true inside or directly before a call that a marker introduced.
-    pub(super) fn is_in_marked_call(&self) -> bool {
-        !self.marker.is_empty() && (self.last.is_none() || self.parser.is_some())
     }
 
     /// Returns the end of the last complete call, or the start of the block if there is none.
@@ -74,10 +69,11 @@ impl AnswerParser {
         let is_full = self.is_full();
         let State::Block(block) = &mut self.state else { return false };
         let form = &answer_format.syntax.calls[block.form];
+        let call = CallText { answer_format: &answer_format, form, text: &self.text, text_end };
         if let Some(parser) = &mut block.parser {
             let mut discarded = AnswerOutput::default();
             let output = if block.suppressed { &mut discarded } else { &mut self.output };
-            match parser.parse(&answer_format, form, &self.text, text_end, output) {
+            match parser.parse(call, output) {
                 CallProgress::More => return false,
                 CallProgress::Done(end) => {
                     block.last = Some(end);
@@ -96,7 +92,7 @@ impl AnswerParser {
         }
         self.at = skip_space(&self.text, self.at);
         let position = BlockPosition { at: self.at, after_call: block.last.is_some(), list: block.list };
-        match find_next_call(form, &self.text, position, text_end) {
+        match find_next_call(call, position) {
             NextCall::More => return false,
             NextCall::Next { at, list, kept } => {
                 block.last = block.last.map(|_| kept);
@@ -123,6 +119,7 @@ impl AnswerParser {
             return;
         }
         let State::Block(block) = &self.state else { return };
+        self.output.malformed_calls += usize::from(!block.marker.is_empty());
         self.at = block.unsent_from();
         let search = at.max(block.marker.end).max(self.at);
         self.blank = 0;
