@@ -121,7 +121,7 @@ test('Space selects the focused color, and plays if that is selected', async () 
 test('branches are visible at all widths', async () => {
   const id = await store('branches');
   for (const width of [1280, 1000, 700]) {
-    const page = await open(`/runs/${id}`, { width });
+    const page = await open(`/runs/${id}`, { width, height: 640 });
     await eventually.match(() => page.textContent('.branch-list'), /cannot be forked/);
     const [tree, list] = await Promise.all(['.branch-tree', '.branch-list'].map((selector) => page.locator(selector).boundingBox()));
     assert.ok(list.height > 10 && list.y + list.height <= tree.y + tree.height + 1, `${width}: ${JSON.stringify([tree, list])}`);

@@ -25,11 +25,11 @@ fn with_type(mut bytes: Vec<u8>, tensor: &str, dimensions: usize, kind: u32) -> 
 }
 
 /// Returns the bundled model with another tokenizer, whose name has as many letters.
-fn with_tokenizer(name: &[u8; 4]) -> Vec<u8> {
+fn with_tokenizer(name: [u8; 4]) -> Vec<u8> {
     let mut bytes = std::fs::read(model()).unwrap();
     let at = position_after(&bytes, b"tokenizer.ggml.model") + 12;
     assert_eq!(&bytes[at..at + 4], b"gpt2");
-    bytes[at..at + 4].copy_from_slice(name);
+    bytes[at..at + 4].copy_from_slice(&name);
     bytes
 }
 
@@ -46,7 +46,7 @@ async fn files_that_crash_llama_cpp_are_reported() {
         ("norm", with_type(whole(), "output_norm.weight", 1, 26), "tensor 'output_norm.weight' must consist of"),
         ("bias", with_type(whole(), "blk.1.attn_q.bias", 1, 26), "tensor 'blk.1.attn_q.bias' must consist of"),
         ("query", with_type(whole(), "blk.1.attn_q.weight", 2, 25), "tensor 'blk.1.attn_q.weight' must consist of"),
-        ("tokenizer", with_tokenizer(b"rwkv"), "which is not in its vocabulary"),
+        ("tokenizer", with_tokenizer(*b"rwkv"), "which is not in its vocabulary"),
     ];
     let folder = folder();
     for (name, bytes, _) in &files {

@@ -106,7 +106,7 @@ pub(super) enum MessageEvent {
     /// The message without content.
     MessageStart {
         /// The message.
-        message: MessageResponse,
+        message: Box<MessageResponse>,
     },
     /// A keep-alive.
     Ping,

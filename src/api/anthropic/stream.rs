@@ -54,7 +54,7 @@ impl MessageEventWriter {
 
 impl AnswerWriter for MessageEventWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
-        push_typed(pending, &MessageEvent::MessageStart { message: MessageResponse::without_content(chat) });
+        push_typed(pending, &MessageEvent::MessageStart { message: Box::new(MessageResponse::without_content(chat)) });
         push_typed(pending, &MessageEvent::Ping);
     }
 

@@ -23,11 +23,10 @@ impl Run {
     /// recorded with them.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32, note: Option<String>) {
         if !self.budget.permits(step) {
-            return if self.ends_with_end_token() {
-                self.finish(FinishReason::Stop)
-            } else {
-                self.finish_at_last_step()
-            };
+            if self.ends_with_end_token() {
+                return self.finish(FinishReason::Stop);
+            }
+            return self.finish_at_last_step();
         }
         self.truncate_at_end(&mut tokens);
         let ends = tokens.last().is_some_and(|&token| self.view.ends_answer(token));

@@ -66,7 +66,7 @@ async fn attention_frame_above_its_limit_closes_the_socket_of_koboldcpp() {
         let sizes: Vec<usize> = rows.map(Vec::len).collect();
         let row_bytes = super::LAYERS * super::HEADS * number_bytes;
         let expected: Vec<usize> =
-            (prompt.len()..).map(|len| len * row_bytes).take_while(|size| *size <= 4096).collect();
+            (prompt.len()..=4096).map(|len| len * row_bytes).take_while(|size| *size <= 4096).collect();
         assert_eq!(sizes, expected, "{dtype}");
     }
 }

@@ -109,7 +109,7 @@ impl GgufTensor {
     fn check_type(&self) -> Result<(), String> {
         let name = self.name.as_str();
         // Norms and biases are added to, or multiplied with, floats; llama.cpp's converter writes 32-bit floats.
-        let elementwise = name.ends_with("norm.weight") || name.ends_with(".bias");
+        let elementwise = ["norm.weight", ".bias"].iter().any(|suffix| name.ends_with(suffix));
         if elementwise && !FLOAT_TYPES.contains(&self.kind) {
             return Err(format!("tensor '{name}' must consist of floats of up to 32 bits, got type {}", self.kind));
         }
