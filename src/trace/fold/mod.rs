@@ -75,7 +75,7 @@ impl Fold {
     }
 
     /// Sets whether the actions have the fields of the `/ingest` specification. Then the names of Quote's fields in their
-    /// `details` have no meaning; see [`quote`].
+    /// `details` have no meaning; see `quote.rs`.
     pub fn set_has_specified_actions(&mut self, has_specified_actions: bool) {
         self.has_specified_actions = has_specified_actions;
     }

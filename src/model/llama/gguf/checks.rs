@@ -2,7 +2,7 @@
 //! or accesses invalid memory at the first token or image.
 //!
 //! A value is an error only if no usable file has it. A decode of a text in a separate process finds the other values; see
-//! [`probe`](crate::model::llama::probe).
+//! [`probe`](crate::model::llama::probe()).
 
 use super::{F32, GgufHeader, GgufScalar, GgufTensor};
 use std::ops::RangeInclusive;
