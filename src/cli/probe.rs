@@ -9,7 +9,7 @@ const MAX_CPU_S: u64 = 120;
 
 /// Check that llama.cpp can load a GGUF file
 ///
-/// Of a file up to 1 GiB, the weights are read and a few tokens decoded; of a larger one, everything but the weights is read.
+/// The check of a file up to 1 GiB reads the weights and decodes a few tokens; that of a larger file reads all but the weights.
 /// `thunder serve` does this in a separate process before it loads a file, because llama.cpp aborts on some damaged files.
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -60,10 +60,11 @@ impl RunControl {
     }
 
     /// Changes sampling parameters and limits from the next token on. The random number generator keeps its state
-    /// unless the seed changes. `note` describes the change in the trace. Returns the progress of the run.
+    /// unless the seed changes. `note` describes the change in the trace. Returns the progress of the run, which is
+    /// [`RunActivity::Finished`](super::RunActivity::Finished) if the change ended the run.
     ///
     /// # Errors
-    /// [`RunOver`].
+    /// [`RunOver`], also if the client has not received the end of the run yet.
     pub async fn modify(
         &self,
         mut sampling: SamplingParams,

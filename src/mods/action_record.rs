@@ -10,7 +10,8 @@ use serde_json::Value;
 const PREVIEW_TOKENS: usize = 10;
 
 impl Action {
-    /// Returns the record of the action, and its details without the engine's annotations. `record.details` is empty.
+    /// Returns the record of the action, and its details without texts and the engine's annotations. `record.details` is
+    /// empty.
     #[must_use]
     pub fn to_record(
         &self,
@@ -50,7 +51,6 @@ impl Action {
             }
             Self::EmitError { message, .. } => record.error_message = Some(message.clone()),
         }
-        details.texts = vocabulary.storable_texts(&details.tokens);
         (record, details)
     }
 }

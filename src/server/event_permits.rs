@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-/// Maximum events of the long runs that are in memory at the same time, except for a single longer run. These events
-/// take up to 2 GiB of memory.
+/// Maximum events of the long runs that API routes read as a whole at the same time, except for a single longer run. These
+/// events take up to 2 GiB of memory.
 const MAX_READ_EVENTS: u32 = 500_000;
 /// Permits to read long runs, one per event.
 static EVENT_PERMITS: Semaphore = Semaphore::const_new(MAX_READ_EVENTS as usize);

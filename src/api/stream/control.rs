@@ -132,7 +132,6 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
         config.sampling_and_limits(&connection.app, &properties.vocabulary, properties.room, kept_seed)?;
     let seed = sampling.seed;
     limits.apply_server_limit(connection.app.config().server.max_tokens)?;
-    let max_tokens = limits.max_tokens;
     let note = format!("the client changed {changes}");
     if run.has_ended() {
         return Err(ended_error(run));
@@ -141,8 +140,7 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     let RunProgress { generated, activity, .. } =
         run.control.modify(sampling, limits, note).await.map_err(|RunOver| ended_error(run))?;
     let text = match activity {
-        RunActivity::Finished if generated >= max_tokens => format!("{changes}; the run ends after {generated} tokens"),
-        RunActivity::Finished => return Err(ended_error(run)),
+        RunActivity::Finished => format!("{changes}; the run ends after {generated} tokens"),
         _ => format!("{changes} from token {} on", generated + 1),
     };
     run.set_config(config, seed);

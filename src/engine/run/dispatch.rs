@@ -229,6 +229,7 @@ impl Dispatch {
             return;
         }
         let (mut record, mut details) = action.to_record(recorded.call_index, Some(event_buffer.now()), vocabulary);
+        details.texts = vocabulary.storable_texts(&details.tokens);
         details.version.clone_from(&active.version);
         details.superseded = recorded.superseded;
         match action {

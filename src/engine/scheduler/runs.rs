@@ -50,11 +50,14 @@ impl ScheduledRuns {
         self.preempted.pop().or_else(|| self.queue.remove(0))
     }
 
-    /// Applies a control request. Returns the progress of the run; `None` if the run is not active.
+    /// Applies a control request. Returns the progress of the run; `None` if the run is not active, or does not accept the
+    /// request.
     pub fn control(&mut self, id: RunId, request: ControlRequest) -> Option<RunProgress> {
         if let Some(scheduled) = self.slots.find_mut(id) {
-            scheduled.apply_request(request);
-            return Some(scheduled.progress_in_slot());
+            return scheduled.accepts(&request).then(|| {
+                scheduled.apply_request(request);
+                scheduled.progress_in_slot()
+            });
         }
         if let Some(at) = self.queue.position(|scheduled| scheduled.run.id() == id) {
             let scheduled = self.queue.get_mut(at)?;
@@ -69,6 +72,9 @@ impl ScheduledRuns {
         let at = self.preempted.iter().position(|scheduled| scheduled.run.id() == id)?;
         let resumes = matches!(request, ControlRequest::Resume);
         let scheduled = &mut self.preempted[at];
+        if !scheduled.accepts(&request) {
+            return None;
+        }
         scheduled.apply_request(request);
         if !(resumes && scheduled.can_continue()) {
             return Some(scheduled.progress(RunActivity::Preempted));

@@ -307,6 +307,11 @@ impl ScheduledRun {
         }
     }
 
+    /// Returns false for a change of parameters after the end of the run, even if the client has not received the end.
+    pub fn accepts(&self, request: &ControlRequest) -> bool {
+        !(matches!(request, ControlRequest::Modify(_)) && self.run.end().is_some())
+    }
+
     /// Applies a control request.
     pub fn apply_request(&mut self, request: ControlRequest) {
         match request {

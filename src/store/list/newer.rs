@@ -12,12 +12,12 @@ const MAX_PROBES: usize = 10;
 /// Maximum number of pages of the list that are searched if the probes find no match.
 const MAX_PAGES: usize = 10;
 
-/// Number of matches that a probe returns, so that it passes some deleted runs.
+/// Maximum matches of a probe. Without a filter also its number of candidates, so that it passes some deleted runs.
 const WANTED: usize = 200;
 
 impl Store {
-    /// Returns the oldest of the runs that match a filter, are in the scope and are newer than `run`; `None` if it is neither
-    /// among the next 60,000 runs nor among the newest 5000 matches.
+    /// Returns the oldest of the runs that match a filter, are in the scope and are newer than `run`; `None` if neither the
+    /// probes nor the first pages of the list reach it.
     ///
     /// # Errors
     /// [`Error::BadFilter`], or the database failed.

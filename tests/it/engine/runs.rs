@@ -165,8 +165,9 @@ async fn change_that_ends_a_queued_run_is_reported_immediately() {
     wait_for_activity(&endless, RunActivity::Running).await;
     assert_eq!(queued.control.resume().await.unwrap().activity, RunActivity::Queued);
     let limits = Limits { ignore_eos: true, ..Limits::new(1) };
-    let progress = queued.control.modify(SamplingParams::default(), limits, "max_tokens is 1".into()).await.unwrap();
-    assert_eq!(progress.activity, RunActivity::Finished);
+    let modify = || queued.control.modify(SamplingParams::default(), limits.clone(), "max_tokens is 1".into());
+    assert_eq!(modify().await.unwrap().activity, RunActivity::Finished);
+    assert!(modify().await.is_err(), "the run has ended");
     let (_, end) = tokio::time::timeout(Duration::from_mins(1), follow(queued.output)).await.unwrap();
     assert_eq!(end.finish.reason, FinishReason::Length);
     endless.stop(EndCause::ClientStop, "the test ends").await.unwrap();

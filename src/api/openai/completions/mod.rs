@@ -93,7 +93,9 @@ impl OutputWriter for CompletionChunkWriter {
                     pending.push_back(self.chunk(echo, None));
                 }
                 let logprobs = self.builder.logprobs(run, &delta.tokens);
-                self.builder.choices[run].count(&delta.tokens);
+                if self.builder.options.logprobs.is_some() {
+                    self.builder.choices[run].count(&delta.tokens);
+                }
                 if !delta.text.is_empty() || logprobs.is_some() {
                     let choice = self.builder.choice_delta(run, delta.text, logprobs);
                     pending.push_back(self.chunk(choice, None));

@@ -50,7 +50,7 @@ impl GgufHeader {
         ))
     }
 
-    /// Checks that a projector with attention has attention heads. Purely convolutional ones need none.
+    /// Checks the epsilons and the tensor types of a projector, and that it has attention heads if it has attention.
     ///
     /// # Errors
     /// The reason, with the name of the key.
@@ -81,8 +81,8 @@ impl GgufHeader {
         Ok(())
     }
 
-    /// Checks that the number of rotary dimensions is even, and that the heads have enough values for them. Files of
-    /// architectures that do not rotate may have any number.
+    /// Checks that the number of rotary dimensions is even, and that the heads have enough values for them. Not for files of
+    /// architectures that do not rotate, which may have any number.
     ///
     /// # Errors
     /// The reason, with the name of the key.

@@ -110,7 +110,7 @@ mod tests {
         json!({"mod_call_sequence": 0, "action_type": kind, "action_order": 0, "details": details})
     }
 
-    /// Returns the action as it is read back.
+    /// Returns the action in the exported document.
     fn written(action: &Value) -> Value {
         serde_json::from_slice::<Value>(&document(action).write()).unwrap()["actions"][0].clone()
     }

@@ -5,7 +5,7 @@ const isNumber = (value) => typeof value === 'number';
 const isText = (value) => typeof value === 'string';
 const isFlag = (value) => typeof value === 'boolean';
 const isAny = () => true;
-const isId = (value) => Number.isInteger(value) && Math.abs(value) <= 2 ** 31;
+const isId = (value) => Number.isInteger(value) && value >= -(2 ** 31) && value < 2 ** 31;
 const isUnsigned = (bits) => (value) => Number.isInteger(value) && value >= 0 && value < 2 ** bits;
 const isCount = isUnsigned(32);
 const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value);
@@ -73,7 +73,7 @@ export function parametersOf({ parameters }) {
 
 const isActionDetails = isRecord({
   tokens: optional(isListOf(isId)), texts: optional(isListOf(isText)), removed: nullable(isCount), superseded: optional(isFlag),
-  backtrack_steps: nullable(isId), token_count: nullable(Number.isInteger), tokens_as_text: optional(isListOf(isText)),
+  backtrack_steps: nullable(isId), token_count: nullable(Number.isSafeInteger), tokens_as_text: optional(isListOf(isText)),
 });
 
 /** Returns the details of an action in the form of Thunder or Quote, which are empty for another form. */
